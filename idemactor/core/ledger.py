@@ -1,0 +1,348 @@
+"""A shard's memory: decides a batch of commands in order and says what must be written before the answers leave.
+
+Pure: no clock, no randomness, no I/O. The shell around it (``shard/actor.py``) calls ``begin``, loads what
+``missing`` names and lets it ``absorb`` that, calls ``sweep``, ``apply`` and ``time_out`` any number of times, then
+``finish``; writes the batch; and only then hands out the answers. If the write fails the ledger is thrown away and read anew: it never has to undo anything.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Generic, Protocol, TypeVar
+
+from idemactor.core.census import Census
+from idemactor.core.commands import Accept, Command, Reserve
+from idemactor.core.decide import Decision, Fresh, at, decide, sweep
+from idemactor.core.keys import Identity
+from idemactor.core.policy import Policy
+from idemactor.core.record import Entry, Incident, State
+from idemactor.core.replies import InFlight, Reply
+from idemactor.core.tally import Tally, TallyKey
+
+WAITERS_MAX: Final = 10_000
+"""How many callers may wait in one shard; one more is told ``in_flight`` at once."""
+
+CACHE_BYTES_MAX: Final = 64 * 1024 * 1024
+"""How much a shard keeps of what is on disk, by the estimate of ``_cost``."""
+
+ENTRY_BYTES: Final = 1_500
+"""About what an entry without outcome takes in memory."""
+
+
+class Ticket(Protocol):
+    """Whose command it is; the ledger only ever asks whether the caller was seen to leave."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether the caller's connection was seen to close."""
+
+
+T = TypeVar("T", bound=Ticket)
+
+
+@dataclass(slots=True)
+class _Waiter(Generic[T]):
+    ticket: T
+    command: Reserve
+    deadline: int
+    done: bool = False
+
+
+@dataclass(slots=True)
+class Work(Generic[T]):
+    """What a batch of decisions comes to.
+
+    Attributes:
+        replies: The answers, in order of decision; they may leave once the rest is on disk.
+        puts: Entries to write, by id.
+        deletes: Entries to remove, by id.
+        incidents: New evidence.
+        tallies: New absolute counts of every tenant and namespace that changed.
+        rule_changes: Fingerprints that were set aside because they were made under another rule.
+    """
+
+    replies: list[tuple[T, Reply]] = field(default_factory=list)
+    puts: dict[int, Entry] = field(default_factory=dict)
+    deletes: dict[int, Entry] = field(default_factory=dict)
+    incidents: list[Incident] = field(default_factory=list)
+    tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+    rule_changes: int = 0
+
+
+class Ledger(Generic[T]):
+    """The entries, waiters and counts of one shard.
+
+    Args:
+        shard: Its number, for the census.
+        policies: Settings by namespace.
+        census: The key counts of the whole process.
+        entropy: Gives ``ids.ENTROPY_BITS`` random bits.
+        last_token: The highest token that this shard ever granted.
+        tallies: The counts as they are on disk.
+    """
+
+    def __init__(
+        self,
+        shard: int,
+        policies: Mapping[str, Policy],
+        census: Census,
+        entropy: Callable[[], int],
+        last_token: int,
+        tallies: Mapping[TallyKey, Tally],
+        *,
+        cache_bytes_max: int = CACHE_BYTES_MAX,
+    ) -> None:
+        self.last_token = last_token
+        self.tallies: dict[TallyKey, Tally] = dict(tallies)
+        self._shard = shard
+        self._policies = policies
+        self._census = census
+        self._entropy = entropy
+        self._cache: OrderedDict[Identity, Entry] = OrderedDict()
+        self._cache_bytes = 0
+        self._cache_bytes_max = cache_bytes_max
+        self._waiters: dict[Identity, list[_Waiter[T]]] = {}
+        self._wait_heap: list[tuple[int, int, _Waiter[T]]] = []
+        self._wait_count = 0
+        self._wait_seq = 0
+        self._purged = False
+        self._now = 0
+        self._work: Work[T] = Work()
+        census.replace(shard, {key: tally.records for key, tally in tallies.items()})
+
+    # -------------------------------------------------------------------------------------------- reading and writing
+
+    def missing(self, identities: Iterable[Identity]) -> set[Identity]:
+        """Those of ``identities`` that have to be looked up on disk before they can be decided."""
+        cache = self._cache
+        return {identity for identity in identities if identity not in cache}
+
+    def begin(self, now: int) -> None:
+        """Start a batch at ``now``."""
+        self._now = now
+        self._work = Work()
+        self._purged = False
+
+    def absorb(self, loaded: Mapping[Identity, Entry]) -> None:
+        """Take in what was found on disk of ``missing``."""
+        for identity, entry in loaded.items():
+            self._remember(identity, entry)
+
+    def finish(self) -> Work[T]:
+        """The batch that was decided since ``begin``."""
+        cache = self._cache
+        while self._cache_bytes > self._cache_bytes_max and cache:
+            _, entry = cache.popitem(last=False)
+            self._cache_bytes -= _cost(entry)
+        return self._work
+
+    # ------------------------------------------------------------------------------------------------------- deciding
+
+    def apply(self, ticket: T, command: Command) -> None:
+        """Decide one command; later ones see what it did."""
+        decision = self._decide(command)
+        if (
+            isinstance(decision.reply, InFlight)
+            and isinstance(command, Reserve)
+            and command.wait_ms > 0
+            and self._may_wait()
+        ):
+            self._park(ticket, command)
+            return
+        self._work.replies.append((ticket, decision.reply))
+        if decision.changed:
+            self._settle(command.identity)
+
+    def sweep(self, identity: Identity) -> None:
+        """Let the alarm of a key do its work, if it is due."""
+        entry = self._cache.get(identity)
+        if entry is None or entry.alarm_at is None or entry.alarm_at > self._now:
+            return
+        self._replace(identity, entry, sweep(entry, self._policies[identity.namespace], self._now))
+        self._settle(identity)
+
+    def acknowledge(self, key: TallyKey) -> None:
+        """Count an incident out; the shell adds its id to the batch."""
+        self._tally(key).incidents -= 1
+
+    # -------------------------------------------------------------------------------------------------------- waiting
+
+    @property
+    def waiting(self) -> int:
+        """How many callers wait."""
+        return self._wait_count
+
+    @property
+    def next_timeout(self) -> int | None:
+        """When the next caller has waited long enough, milliseconds since the epoch."""
+        while self._wait_heap and self._wait_heap[0][2].done:
+            heapq.heappop(self._wait_heap)
+        return self._wait_heap[0][0] if self._wait_heap else None
+
+    def timing_out(self, now: int) -> list[Identity]:
+        """The keys whose waiters time out by ``now``: they have to be in memory before ``time_out``."""
+        return [waiter.command.identity for at_ms, _, waiter in self._wait_heap if at_ms <= now]
+
+    def time_out(self, *, everyone: bool = False) -> None:
+        """Answer those who have waited long enough, or everyone, with what is true now."""
+        while self._wait_heap and (everyone or self._wait_heap[0][0] <= self._now):
+            _, _, waiter = heapq.heappop(self._wait_heap)
+            if waiter.done:
+                continue
+            identity = waiter.command.identity
+            self._leave(waiter)
+            if waiter.ticket.closed:
+                continue
+            decision = self._decide(waiter.command)
+            self._work.replies.append((waiter.ticket, decision.reply))
+            if decision.changed:
+                self._settle(identity)
+
+    def abandon(self) -> list[T]:
+        """Let every waiter go, undecided: the shard cannot answer them."""
+        tickets = [w.ticket for _, _, w in sorted(self._wait_heap, key=lambda item: item[1]) if not w.done]
+        self._wait_heap.clear()
+        self._waiters.clear()
+        self._wait_count = 0
+        return tickets
+
+    def _park(self, ticket: T, command: Reserve) -> None:
+        waiter = _Waiter(ticket, command, self._now + command.wait_ms)
+        self._waiters.setdefault(command.identity, []).append(waiter)
+        heapq.heappush(self._wait_heap, (waiter.deadline, self._wait_seq, waiter))
+        self._wait_seq += 1
+        self._wait_count += 1
+
+    def _may_wait(self) -> bool:
+        """Whether there is room for one more; those who hung up are sent away first, once a batch."""
+        if self._wait_count >= WAITERS_MAX and not self._purged:
+            self._purged = True
+            for waiter in [w for _, _, w in self._wait_heap if not w.done and w.ticket.closed]:
+                self._leave(waiter)
+        return self._wait_count < WAITERS_MAX
+
+    def _leave(self, waiter: _Waiter[T]) -> None:
+        waiter.done = True
+        self._wait_count -= 1
+        if len(self._wait_heap) > 2 * (self._wait_count + WAITERS_MAX):
+            # Those who were answered early leave their place in the heap behind; it must not grow with traffic.
+            self._wait_heap = [item for item in self._wait_heap if not item[2].done]
+            heapq.heapify(self._wait_heap)
+        queue = self._waiters[waiter.command.identity]
+        queue.remove(waiter)
+        if not queue:
+            del self._waiters[waiter.command.identity]
+
+    def _settle(self, identity: Identity) -> None:
+        """Decide a key's waiters anew, in order of arrival; one pass does, since the first who can go on ends it."""
+        if identity not in self._waiters:
+            return
+        for waiter in list(self._waiters[identity]):
+            if waiter.ticket.closed:
+                self._leave(waiter)
+                continue
+            decision = self._decide(waiter.command)
+            if not isinstance(decision.reply, InFlight):
+                self._leave(waiter)
+                self._work.replies.append((waiter.ticket, decision.reply))
+
+    # ------------------------------------------------------------------------------------------------------ one entry
+
+    def _decide(self, command: Command) -> Decision:
+        identity = command.identity
+        entry = self._cache.get(identity)
+        policy = self._policies[identity.namespace]
+        decision = decide(entry, command, policy, self._now, self._fresh(command, policy))
+        if decision.granted:
+            self.last_token += 1
+        if decision.incident is not None:
+            self._work.incidents.append(decision.incident)
+            self._tally((identity.tenant, identity.namespace)).incidents += 1
+        if decision.rule_changed:
+            self._work.rule_changes += 1
+        if decision.changed:
+            self._replace(identity, entry, decision.entry)
+        elif entry is not None:
+            self._cache.move_to_end(identity)
+        return decision
+
+    def _fresh(self, command: Command, policy: Policy) -> Fresh:
+        if not isinstance(command, Reserve | Accept):
+            return _NOTHING_FRESH
+        identity = command.identity
+        room = self._census.total((identity.tenant, identity.namespace)) < policy.records_max
+        return Fresh(self.last_token + 1, self._entropy(), room)
+
+    def _replace(self, identity: Identity, old: Entry | None, new: Entry | None) -> None:
+        if new is old:
+            return
+        self._count(identity, old, new)
+        work = self._work
+        if old is not None and (new is None or new.id != old.id):
+            work.puts.pop(old.id, None)
+            work.deletes[old.id] = old
+        if new is None:
+            if self._cache.pop(identity, None) is not None and old is not None:
+                self._cache_bytes -= _cost(old)
+            return
+        work.deletes.pop(new.id, None)
+        work.puts[new.id] = new
+        self._remember(identity, new)
+
+    def _remember(self, identity: Identity, entry: Entry) -> None:
+        old = self._cache.get(identity)
+        self._cache_bytes += _cost(entry) - (_cost(old) if old is not None else 0)
+        self._cache[identity] = entry
+        self._cache.move_to_end(identity)
+
+    def _count(self, identity: Identity, old: Entry | None, new: Entry | None) -> None:
+        key = (identity.tenant, identity.namespace)
+        tally = self._tally(key)
+        grown = (new is not None) - (old is not None)
+        if grown:
+            tally.records += grown
+            self._census.add(self._shard, key, grown)
+        if old is not None:
+            _count_record(tally, old, -1)
+        if new is not None:
+            _count_record(tally, new, 1)
+
+    def _tally(self, key: TallyKey) -> Tally:
+        tally = self._work.tallies.get(key)
+        if tally is None:
+            tally = self.tallies.setdefault(key, Tally())
+            self._work.tallies[key] = tally
+        return tally
+
+
+_NOTHING_FRESH: Final = Fresh(token=0, entropy=0, room=False)
+
+
+def _count_record(tally: Tally, entry: Entry, by: int) -> None:
+    record = entry.record
+    if record is None:
+        return
+    if record.state is State.PENDING:
+        tally.pending += by
+    elif record.state is State.COMMITTED:
+        tally.committed += by
+    else:
+        tally.in_doubt += by
+    if record.contested:
+        tally.contested += by
+
+
+def _cost(entry: Entry) -> int:
+    outcome = entry.record.outcome if entry.record else None
+    return ENTRY_BYTES + (outcome.size() if outcome else 0)
+
+
+def visible(entry: Entry, policy: Policy, now: int) -> Entry | None:
+    """The entry as a listing shows it at ``now``; None where time has ended its record."""
+    record = at(entry.record, policy, now)
+    if record is None:
+        return None
+    return Entry(entry.id, entry.identity, record, entry.tombstone, entry.alarm_at)

@@ -1,0 +1,77 @@
+"""The errors of idemactor: what is raised, and the codes that callers see.
+
+A refusal of the state table is a reply (``core/replies.py``), never an exception. What is raised here either never
+reached the table (``RequestError``) or says that the server cannot start or go on.
+"""
+
+from __future__ import annotations
+
+import enum
+
+
+class Code(enum.StrEnum):
+    """The ``code`` of a refusal, as callers see it over every door."""
+
+    IN_FLIGHT = "IDEMPOTENCY_IN_FLIGHT"
+    DUPLICATE = "IDEMPOTENCY_DUPLICATE"
+    IN_DOUBT = "IDEMPOTENCY_IN_DOUBT"
+    RELEASED = "IDEMPOTENCY_RELEASED"
+    STALE_TOKEN = "IDEMPOTENCY_STALE_TOKEN"
+    ALREADY_COMMITTED = "IDEMPOTENCY_ALREADY_COMMITTED"
+    UNSETTLED = "IDEMPOTENCY_UNSETTLED"
+    UNKNOWN_KEY = "IDEMPOTENCY_UNKNOWN_KEY"
+    MISMATCH = "IDEMPOTENCY_MISMATCH"
+    INVALID_REQUEST = "IDEMPOTENCY_INVALID_REQUEST"
+    TOO_LARGE = "IDEMPOTENCY_TOO_LARGE"
+    UNSUPPORTED_MEDIA_TYPE = "IDEMPOTENCY_UNSUPPORTED_MEDIA_TYPE"
+    UNAUTHENTICATED = "IDEMPOTENCY_UNAUTHENTICATED"
+    FORBIDDEN = "IDEMPOTENCY_FORBIDDEN"
+    UNKNOWN_NAMESPACE = "IDEMPOTENCY_UNKNOWN_NAMESPACE"
+    QUOTA_EXCEEDED = "IDEMPOTENCY_QUOTA_EXCEEDED"
+    OVERLOADED = "IDEMPOTENCY_OVERLOADED"
+    UNAVAILABLE = "IDEMPOTENCY_UNAVAILABLE"
+    NOT_FOUND = "IDEMPOTENCY_NOT_FOUND"
+    METHOD_NOT_ALLOWED = "IDEMPOTENCY_METHOD_NOT_ALLOWED"
+
+
+class IdemactorError(Exception):
+    """The base of every exception that idemactor raises on purpose."""
+
+
+class RequestError(IdemactorError):
+    """A request that never reached the state table.
+
+    Attributes:
+        code: What callers branch on.
+        detail: One sentence for people; never quotes a key or a payload.
+        field: The member at fault, where there is one.
+        retry_after_ms: When trying again makes sense, milliseconds, where it does.
+    """
+
+    def __init__(
+        self, code: Code, detail: str, *, field: str | None = None, retry_after_ms: int | None = None
+    ) -> None:
+        super().__init__(f"{code}: {detail}")
+        self.code = code
+        self.detail = detail
+        self.field = field
+        self.retry_after_ms = retry_after_ms
+
+
+class InvalidRequest(RequestError):
+    """A request that is not well formed: the caller's mistake, named by its field."""
+
+    def __init__(self, detail: str, *, field: str | None = None) -> None:
+        super().__init__(Code.INVALID_REQUEST, detail, field=field)
+
+
+class ConfigError(IdemactorError):
+    """A configuration that cannot be used; the message names file, line and setting."""
+
+
+class StartError(IdemactorError):
+    """The server cannot start on this machine or directory; the message says the way out."""
+
+
+class StorageError(IdemactorError):
+    """A storage engine could not do what it was asked; the shard reloads before it goes on."""
