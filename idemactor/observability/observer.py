@@ -1,0 +1,61 @@
+"""What happens inside, for whoever wants to know: one empty method per happening. Metrics and logs override them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+class Observer:
+    """Sees everything and does nothing. No method may raise, block, or be given a key or a payload."""
+
+    def decided(self, shard: int, results: Mapping[tuple[str, str], int], rule_changes: int) -> None:
+        """A batch was decided and is durable; ``results`` counts (command, result)."""
+
+    def batch_written(self, shard: int, commands: int, commit_s: float, sync_s: float) -> None:
+        """A batch of ``commands`` was committed; seconds for the transaction, and for its sync alone."""
+
+    def swept(self, shard: int, alarms: int, seconds: float) -> None:
+        """A step of alarm work was done."""
+
+    def alarm_failed(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        """Alarm work failed and is tried again in ``retry_ms``; the shard goes on serving."""
+
+    def batch_failed(self, shard: int, commands: int, error: BaseException | None) -> None:
+        """A batch could not be written or read; its callers were told ``unavailable``."""
+
+    def quarantined(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        """A shard could not be read back; it answers ``unavailable`` and is tried again in ``retry_ms``."""
+
+    def recovered(self, shard: int) -> None:
+        """A shard was read back after a failure and serves again."""
+
+    def fenced(self, shard: int) -> None:
+        """Somebody else owns the shard now; this owner answers ``unavailable`` from now on."""
+
+    def evicted(self, shard: int) -> None:
+        """An idle shard left memory."""
+
+    def opened(self, shard: int) -> None:
+        """A shard was read from disk."""
+
+    def overloaded(self, commands: int) -> None:
+        """Commands were refused because a mailbox was full or the server shuts down."""
+
+    def refused(self, door: str, code: str) -> None:
+        """A request never reached the state table."""
+
+    def connection_opened(self, door: str) -> None:
+        """A client connected."""
+
+    def connection_closed(self, door: str) -> None:
+        """A client's connection ended, either way."""
+
+    def connection_failed(self, door: str, error: BaseException) -> None:
+        """A connection broke its protocol or its handler failed; only that connection was closed."""
+
+    def notification_ignored(self) -> None:
+        """A MessagePack-RPC notification came; nothing answers those."""
+
+
+NOBODY = Observer()
+"""Watches nothing."""

@@ -1,0 +1,477 @@
+"""The shard actor: one task that owns one shard's memory, file and alarms, as a Cloudflare Durable Object does.
+
+It does not think; ``core/ledger.py`` does. Its turn is: take what is in the mailbox, look up what memory lacks, let
+the ledger decide everything in order, write once, and only then hand out the answers. The order of those lines in
+``_turn`` is the output gate: nothing leaves before what it depends on is durable. One turn at a time is the input
+gate. A write that failed is never argued about: the callers of that batch are told ``unavailable``, memory is
+dropped, and the shard reads everything anew.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, assert_never
+
+import trio
+
+from idemactor.core import limits
+from idemactor.core.census import Census
+from idemactor.core.clock import Clock
+from idemactor.core.keys import Identity
+from idemactor.core.ledger import Ledger, Work
+from idemactor.core.policy import Policy
+from idemactor.core.queries import (
+    Acknowledge,
+    Acknowledged,
+    Finding,
+    Inspect,
+    Inspected,
+    ListIncidents,
+    ListRecords,
+    NoSuchIncident,
+    Query,
+)
+from idemactor.core.record import Entry
+from idemactor.core.replies import Unavailable
+from idemactor.errors import StorageError
+from idemactor.observability.observer import Observer
+from idemactor.shard import lookups
+from idemactor.shard.alarms import ALARMS_REFILL, AlarmHeap
+from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
+from idemactor.storage.base import Batch, CommitResult, Engine, Opened
+
+BATCH_COMMANDS_MAX: Final = 1_024
+"""The most commands that share one transaction."""
+
+SWEEPS_MAX: Final = 128
+"""The most alarms that one turn deals with."""
+
+SWEEP_SECONDS_MAX: Final = 0.002
+"""When a step of alarm work stops early: well under the 5 ms that it may hold a shard."""
+
+BACKOFF_MS_MIN: Final = 100
+BACKOFF_MS_MAX: Final = 30_000
+"""The bounds of the doubling back-off of alarms that fail and of shards that cannot be read."""
+
+EVICT_AFTER_MS_DEFAULT: Final = 300_000
+"""How long a shard is idle before it leaves memory."""
+
+SLEEP_MS_MAX: Final = 3_600_000
+"""The longest that a shard sleeps at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardSettings:
+    """What a shard is told: limits in commands, times in milliseconds."""
+
+    mailbox_max: int = limits.MAILBOX_COMMANDS_MIN
+    evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
+    batch_max: int = BATCH_COMMANDS_MAX
+
+
+class _BatchFailed(Exception):
+    """The batch at hand is not, or perhaps not, on disk."""
+
+
+class _Fenced(Exception):
+    """Somebody else owns the shard."""
+
+
+@dataclass(slots=True)
+class _Backoff:
+    """A doubling wait."""
+
+    wait_ms: int = BACKOFF_MS_MIN
+    until_ms: int = 0
+
+    def fail(self, now: int) -> int:
+        waits = self.wait_ms
+        self.until_ms = now + waits
+        self.wait_ms = min(waits * 2, BACKOFF_MS_MAX)
+        return waits
+
+    def reset(self) -> None:
+        self.wait_ms, self.until_ms = BACKOFF_MS_MIN, 0
+
+
+@dataclass(slots=True)
+class _Turn:
+    """What one turn has in hand."""
+
+    now: int
+    envelopes: list[Envelope]
+    due: list[Identity] = field(default_factory=list)
+    work: Work[Envelope] = field(default_factory=Work)
+    acknowledged: set[int] = field(default_factory=set)
+
+
+class Shard:
+    """One shard. ``submit`` and ``close`` may be called by anyone in the loop; all else is its own task's.
+
+    Args:
+        number: From 0.
+        engine: Its storage; nothing else touches it.
+        policies: Settings by namespace.
+        census: Key counts of the whole process.
+        clock: The shard's time.
+        entropy: Gives ``ids.ENTROPY_BITS`` random bits.
+        observer: Sees what happens.
+        settings: Limits and times.
+        opened: What the engine said when it was opened.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        engine: Engine,
+        policies: Mapping[str, Policy],
+        census: Census,
+        clock: Clock,
+        entropy: Callable[[], int],
+        observer: Observer,
+        settings: ShardSettings,
+        opened: Opened,
+    ) -> None:
+        self.number = number
+        self.quarantined = False
+        self._engine = engine
+        self._policies = policies
+        self._census = census
+        self._clock = clock
+        self._entropy = entropy
+        self._observer = observer
+        self._settings = settings
+        self._mailbox = Mailbox(settings.mailbox_max)
+        self._last_token = 0
+        self._ledger: Ledger[Envelope] | None = self._read(opened)
+        self._alarms = AlarmHeap()
+        self._alarms_stale = True
+        self._alarm_backoff = _Backoff()
+        self._reload_backoff = _Backoff()
+        self._spoilt = False
+        self._fenced = False
+        self._closing = False
+        self._used_at = clock.now_ms()
+        self._asleep = Inspected((), None, 0, 0)
+
+    # ------------------------------------------------------------------------------------------------ for the others
+
+    def submit(self, envelopes: Sequence[Envelope]) -> int:
+        """Put commands into the mailbox, in order; returns how many there was room for."""
+        return self._mailbox.put(envelopes)
+
+    @property
+    def queue_depth(self) -> int:
+        """Commands that wait in the mailbox."""
+        return len(self._mailbox)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the shard is loaded."""
+        return self._ledger is not None
+
+    def close(self) -> None:
+        """Answer everything that is in the mailbox and everyone who waits, then let ``run`` return."""
+        self._closing = True
+        self._mailbox.ring()
+
+    # --------------------------------------------------------------------------------------------------- its own task
+
+    async def run(self) -> None:
+        """Serve until ``close``."""
+        try:
+            while not self._closing or len(self._mailbox) or self._waiting():
+                await self._mailbox.wait(self._sleep_ms() / 1000)
+                await self._turn()
+        finally:
+            self._ledger = None
+            with trio.CancelScope(shield=True):
+                await self._engine.close()
+
+    def _waiting(self) -> int:
+        return self._ledger.waiting if self._ledger else 0
+
+    def _sleep_ms(self) -> int:
+        """Until the one armed alarm: the earliest of everything that time may bring."""
+        if self._closing:
+            return 0
+        now = self._clock.now_ms()
+        times = [now + SLEEP_MS_MAX]
+        if self._ledger is None and self._spoilt:
+            times.append(self._reload_backoff.until_ms if not self._fenced else times[0])
+        else:
+            times.extend(self._wake_times(now))
+        return max(0, min(times) - now)
+
+    def _wake_times(self, now: int) -> list[int]:
+        times: list[int] = []
+        alarm_at = now if self._alarms_stale and self._ledger else self._alarms.next_at()
+        if alarm_at is not None:
+            times.append(max(alarm_at, self._alarm_backoff.until_ms))
+        if self._ledger is not None:
+            timeout_at = self._ledger.next_timeout
+            if timeout_at is not None:
+                times.append(timeout_at)
+            elif not self._ledger.waiting:
+                times.append(self._used_at + self._settings.evict_after_ms)
+        return times
+
+    async def _turn(self) -> None:
+        turn = _Turn(self._clock.now_ms(), self._mailbox.take(self._settings.batch_max))
+        ledger = self._ledger or await self._bring_back(turn)
+        if ledger is None:
+            return
+        try:
+            await self._decide(ledger, turn)
+            await self._write(ledger, turn)
+            answers = await self._answers(ledger, turn)
+        except _Fenced:
+            self._stop_for_good(turn)
+        except Exception as error:  # Whatever broke: no answer may leave, and memory is not to be trusted.
+            self._drop(turn, error)
+        else:
+            self._hand_out(answers)
+            await self._rest(ledger, turn)
+
+    # --------------------------------------------------------------------------------------------- one turn, in order
+
+    async def _decide(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
+        """Bring into memory what is asked about, then let the ledger decide it all in order."""
+        ledger.begin(turn.now)
+        identities = [e.command.identity for e in turn.envelopes if not isinstance(e.command, Query)]
+        if ledger.waiting:
+            identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._closing else turn.now))
+        await self._take_due(turn)
+        ledger.absorb(await self._load(ledger, identities, turn))
+        if turn.due:
+            self._sweep(ledger, turn)
+        for envelope in turn.envelopes:
+            command = envelope.command
+            if not isinstance(command, Query):
+                ledger.apply(envelope, command)
+        if ledger.waiting:
+            ledger.time_out(everyone=self._closing)
+
+    async def _take_due(self, turn: _Turn) -> None:
+        """The alarms of this turn; memory holds the nearest ones only and asks the disk for more."""
+        if self._alarm_backoff.until_ms > turn.now:
+            return
+        if self._alarms_stale or self._alarms.exhausted:
+            try:
+                self._alarms.refill(await self._engine.alarms(ALARMS_REFILL), ALARMS_REFILL)
+            except StorageError as error:
+                self._put_off_alarms(turn, error)
+                return
+            self._alarms_stale = False
+        turn.due = self._alarms.due(turn.now, SWEEPS_MAX)
+
+    async def _load(
+        self, ledger: Ledger[Envelope], identities: list[Identity], turn: _Turn
+    ) -> Mapping[Identity, Entry]:
+        if turn.due:
+            try:
+                return await self._engine.load(list(ledger.missing([*identities, *turn.due])))
+            except StorageError as error:
+                # Alarms never stop the shard from serving: what callers asked about is tried without them.
+                self._put_off_alarms(turn, error)
+        missing = ledger.missing(identities)
+        return await self._engine.load(list(missing)) if missing else {}
+
+    def _sweep(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
+        """A bounded step of alarm work."""
+        started = time.perf_counter()
+        done = 0
+        failed: Exception | None = None
+        for done, identity in enumerate(turn.due, 1):
+            try:
+                ledger.sweep(identity)
+            except Exception as error:  # One key that cannot be swept must not hold up the others.
+                failed = error
+            if done % 16 == 0 and time.perf_counter() - started > SWEEP_SECONDS_MAX:
+                break
+        for identity in turn.due[done:]:
+            self._alarms.set(identity, turn.now)
+        self._observer.swept(self.number, done, time.perf_counter() - started)
+        if failed is not None:
+            self._put_off_alarms(turn, failed)
+        else:
+            self._alarm_backoff.reset()
+
+    def _put_off_alarms(self, turn: _Turn, error: Exception) -> None:
+        """Alarms stay on disk until their work is done: all of them are read anew after the back-off."""
+        turn.due = []
+        self._alarms_stale = True
+        self._observer.alarm_failed(self.number, error, self._alarm_backoff.fail(turn.now))
+
+    async def _write(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
+        """The one write of the turn. Returns only when everything that was decided is durable."""
+        work = turn.work = ledger.finish()
+        batch = Batch(
+            now_ms=turn.now,
+            last_token=ledger.last_token,
+            puts=list(work.puts.values()),
+            deletes=list(work.deletes.values()),
+            incidents=work.incidents,
+            acknowledged=await self._acknowledge(ledger, turn),
+            tallies=work.tallies,
+        )
+        started = time.perf_counter()
+        result = await (self._engine.confirm() if batch.empty else self._engine.commit(batch))
+        match result:
+            case CommitResult.OK:
+                pass
+            case CommitResult.FENCED:
+                raise _Fenced
+            case CommitResult.FAILED | CommitResult.UNKNOWN:
+                raise _BatchFailed(result.value)
+            case _:
+                assert_never(result)
+        if not batch.empty:
+            seconds = time.perf_counter() - started
+            self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
+            self._set_alarms(work)
+
+    async def _acknowledge(self, ledger: Ledger[Envelope], turn: _Turn) -> list[int]:
+        """The incidents that the operators of this turn have seen, each once."""
+        seen: list[int] = []
+        for envelope in turn.envelopes:
+            query = envelope.command
+            if not isinstance(query, Acknowledge) or query.incident_id in seen:
+                continue
+            stored = await self._engine.find_incident(query.incident_id)
+            if stored is not None and stored.incident.identity[:2] == (query.tenant, query.namespace):
+                seen.append(query.incident_id)
+                ledger.acknowledge((query.tenant, query.namespace))
+                turn.acknowledged.add(id(envelope))
+        return seen
+
+    def _set_alarms(self, work: Work[Envelope]) -> None:
+        for entry in work.deletes.values():
+            self._alarms.set(entry.identity, None)
+        for entry in work.puts.values():
+            self._alarms.set(entry.identity, entry.alarm_at)
+
+    # -------------------------------------------------------------------------------------------------------- answers
+
+    async def _answers(self, ledger: Ledger[Envelope], turn: _Turn) -> list[tuple[Envelope, Answer]]:
+        """The answers of a turn whose write is durable; what operators list is read now, behind the same gate."""
+        answers: list[tuple[Envelope, Answer]] = list(turn.work.replies)
+        if answers:
+            results = Counter((type(e.command).__name__, type(r).__name__) for e, r in turn.work.replies)
+            self._observer.decided(self.number, results, turn.work.rule_changes)
+        for envelope in turn.envelopes:
+            if isinstance(envelope.command, Query):
+                answers.append((envelope, await self._look_up(ledger, turn, envelope, envelope.command)))
+        return answers
+
+    async def _look_up(self, ledger: Ledger[Envelope], turn: _Turn, envelope: Envelope, query: Query) -> Finding:
+        match query:
+            case ListRecords():
+                return await lookups.list_records(self._engine, query, self._policies, turn.now)
+            case ListIncidents():
+                return await lookups.list_incidents(self._engine, query)
+            case Acknowledge():
+                return Acknowledged() if id(envelope) in turn.acknowledged else NoSuchIncident()
+            case Inspect():
+                return await self._inspect(ledger, turn.now)
+            case _:
+                assert_never(query)
+
+    async def _inspect(self, ledger: Ledger[Envelope], now: int) -> Inspected:
+        backlog = self._alarms.backlog(now)
+        return await lookups.inspect(self._engine, ledger.tallies, backlog, ledger.waiting)
+
+    def _hand_out(self, answers: Iterable[tuple[Envelope, Answer]]) -> None:
+        """Let the answers leave: one delivery for each connection that has any."""
+        by_sink: dict[Sink, list[tuple[object, Answer]]] = {}
+        for envelope, answer in answers:
+            by_sink.setdefault(envelope.sink, []).append((envelope.tag, answer))
+        for sink, delivery in by_sink.items():
+            sink.deliver(delivery)
+
+    def _refuse(self, envelopes: Iterable[Envelope]) -> None:
+        wait_ms = max(BACKOFF_MS_MIN, self._reload_backoff.until_ms - self._clock.now_ms())
+        self._hand_out((envelope, Unavailable(wait_ms)) for envelope in envelopes)
+
+    # ------------------------------------------------------------------------------------------ rest, failure, return
+
+    async def _rest(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
+        """After a good turn: leave memory if nobody has needed this shard for long. The metrics do not count."""
+        if any(not isinstance(envelope.command, Inspect) for envelope in turn.envelopes):
+            self._used_at = turn.now
+        if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
+            return
+        try:
+            self._asleep = await self._inspect(ledger, turn.now)
+            await self._engine.close()
+        except StorageError as error:
+            self._drop(turn, error)
+            return
+        self._last_token = ledger.last_token
+        self._ledger = None
+        next_at = self._alarms.next_at()
+        self._alarms = AlarmHeap() if next_at is None else AlarmHeap(horizon=next_at)
+        self._observer.evicted(self.number)
+
+    def _drop(self, turn: _Turn, error: Exception) -> None:
+        """Nobody is told that it succeeded, and nothing in memory counts any more."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            self._last_token = ledger.last_token
+        if turn.due:
+            self._alarm_backoff.fail(turn.now)
+        self._spoilt = True
+        self._alarms_stale = True
+        concerned = {id(e): e for e in turn.envelopes}
+        if ledger is not None:
+            concerned.update((id(e), e) for e, _ in ledger.finish().replies)
+            concerned.update((id(e), e) for e in ledger.abandon())
+        self._observer.batch_failed(self.number, len(concerned), error)
+        self._refuse(concerned.values())
+
+    def _stop_for_good(self, turn: _Turn) -> None:
+        self._fenced = self.quarantined = True
+        self._drop(turn, _Fenced())
+        self._observer.fenced(self.number)
+
+    async def _bring_back(self, turn: _Turn) -> Ledger[Envelope] | None:
+        """Read the shard from disk if anybody needs it; on failure everyone is told ``unavailable``."""
+        if not self._spoilt:
+            turn.envelopes = self._answer_asleep(turn.envelopes)
+            alarm_at = self._alarms.next_at()
+            due = alarm_at is not None and max(alarm_at, self._alarm_backoff.until_ms) <= turn.now
+            if not turn.envelopes and not due:
+                return None
+        elif self._fenced or turn.now < self._reload_backoff.until_ms:
+            self._refuse(turn.envelopes)
+            return None
+        try:
+            opened = await (self._engine.reopen() if self._spoilt else self._engine.open())
+        except Exception as error:  # A file that cannot be read must not end the task that answers for it.
+            self._spoilt = self.quarantined = True
+            self._observer.quarantined(self.number, error, self._reload_backoff.fail(turn.now))
+            self._refuse(turn.envelopes)
+            return None
+        (self._observer.recovered if self._spoilt else self._observer.opened)(self.number)
+        self._spoilt = self.quarantined = False
+        self._reload_backoff.reset()
+        self._alarms_stale = True
+        self._used_at = turn.now
+        self._ledger = self._read(opened)
+        return self._ledger
+
+    def _read(self, opened: Opened) -> Ledger[Envelope]:
+        # A token that was decided but never reached the disk was told to nobody; it is skipped all the same.
+        last_token = max(opened.last_token, self._last_token)
+        return Ledger(self.number, self._policies, self._census, self._entropy, last_token, opened.tallies)
+
+    def _answer_asleep(self, envelopes: list[Envelope]) -> list[Envelope]:
+        """Tell the metrics how the shard stood when it fell asleep; returns what needs it awake."""
+        inspections = [e for e in envelopes if isinstance(e.command, Inspect)]
+        if len(inspections) == len(envelopes):
+            self._hand_out((envelope, self._asleep) for envelope in inspections)
+            return []
+        return envelopes

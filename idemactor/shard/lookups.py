@@ -1,0 +1,42 @@
+"""What operators and the metrics ask of a shard's file, answered by the shard's own task behind its output gate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from idemactor.core.ledger import visible
+from idemactor.core.policy import Policy
+from idemactor.core.queries import IncidentsPage, Inspected, ListIncidents, ListRecords, RecordsPage
+from idemactor.core.tally import Tally, TallyKey
+from idemactor.storage.base import Engine, RecordQuery, StateFilter
+
+
+async def list_records(engine: Engine, query: ListRecords, policies: Mapping[str, Policy], now: int) -> RecordsPage:
+    """One page of records as time has them at ``now``, milliseconds since the epoch."""
+    wanted = RecordQuery(
+        tenant=query.tenant,
+        namespace=query.namespace,
+        now_ms=now,
+        state=StateFilter(query.state) if query.state else None,
+        contested=query.contested,
+        reserved_before_ms=None if query.older_than_ms is None else now - query.older_than_ms,
+    )
+    entries = await engine.list_records(wanted, query.after_id, query.limit)
+    policy = policies[query.namespace]
+    shown = [visible(entry, policy, now) for entry in entries]
+    rows = tuple((e.id, e.identity.key, e.record) for e in shown if e is not None and e.record is not None)
+    return RecordsPage(rows, entries[-1].id if len(entries) == query.limit else None)
+
+
+async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
+    """One page of incidents."""
+    stored = await engine.list_incidents(query.tenant, query.namespace, query.after_id, query.limit)
+    rows = tuple((row.id, row.incident) for row in stored)
+    return IncidentsPage(rows, stored[-1].id if len(stored) == query.limit else None)
+
+
+async def inspect(engine: Engine, tallies: Mapping[TallyKey, Tally], alarm_backlog: int, waiting: int) -> Inspected:
+    """How the shard stands."""
+    copied = tuple((key, replace(tally)) for key, tally in tallies.items())
+    return Inspected(copied, await engine.oldest_pending_at(), alarm_backlog, waiting)

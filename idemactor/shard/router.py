@@ -1,0 +1,76 @@
+"""Which shard a command belongs to, and the nursery that its shards run in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import trio
+
+from idemactor.core.keys import identity_hash, shard_of
+from idemactor.core.queries import Query
+from idemactor.core.replies import Overloaded
+from idemactor.observability.observer import Observer
+from idemactor.shard.actor import Shard
+from idemactor.shard.mailbox import Envelope
+
+OVERLOADED_RETRY_MS: Final = 1_000
+"""When a caller may try again that found a mailbox full, or the server shutting down."""
+
+
+class Router:
+    """Takes commands from the doors and puts them into the mailboxes of the shards that own their keys."""
+
+    def __init__(self, shards: Sequence[Shard], observer: Observer) -> None:
+        self.shards = tuple(shards)
+        self._observer = observer
+        self._closing = False
+
+    def route(self, envelopes: Sequence[Envelope]) -> None:
+        """Send commands to their shards, in order. What finds no room is answered ``overloaded`` before this returns.
+
+        Commands of one key end up in one mailbox in the order in which they were given. A query goes nowhere by
+        itself: see ``ask``.
+        """
+        if self._closing:
+            self._overloaded(envelopes)
+            return
+        count = len(self.shards)
+        by_shard: dict[int, list[Envelope]] = {}
+        for envelope in envelopes:
+            command = envelope.command
+            assert not isinstance(command, Query)
+            shard = shard_of(identity_hash(command.identity), count)
+            by_shard.setdefault(shard, []).append(envelope)
+        for shard, batch in by_shard.items():
+            self._submit(shard, batch)
+
+    def ask(self, shard: int, envelope: Envelope) -> None:
+        """Send a query to one shard."""
+        if self._closing:
+            self._overloaded([envelope])
+        else:
+            self._submit(shard, [envelope])
+
+    def close(self) -> None:
+        """Take nothing new; what was taken is answered, and everyone who waits is answered at once."""
+        self._closing = True
+        for shard in self.shards:
+            shard.close()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run the shards until ``close``, each in a task of its own."""
+        async with trio.open_nursery() as nursery:
+            for shard in self.shards:
+                nursery.start_soon(shard.run, name=f"shard {shard.number}")
+            task_status.started()
+
+    def _submit(self, shard: int, batch: list[Envelope]) -> None:
+        taken = self.shards[shard].submit(batch)
+        if taken < len(batch):
+            self._overloaded(batch[taken:])
+
+    def _overloaded(self, envelopes: Sequence[Envelope]) -> None:
+        self._observer.overloaded(len(envelopes))
+        for envelope in envelopes:
+            envelope.sink.deliver([(envelope.tag, Overloaded(OVERLOADED_RETRY_MS))])

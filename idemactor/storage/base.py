@@ -1,0 +1,142 @@
+"""What a shard asks of its storage: one small protocol, engines beside it, one contract suite that every engine runs.
+
+The shard is the only caller and calls one method at a time. Every method is awaitable, so that an engine may be a
+file, a memory or a server far away. A batch is all or nothing: its rows, its incidents, the last token it used and
+its time land together, or none of them does.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from idemactor.core.keys import Identity
+from idemactor.core.record import Entry, Incident
+from idemactor.core.tally import Tally, TallyKey
+
+
+class CommitResult(enum.Enum):
+    """What became of a batch."""
+
+    OK = "ok"
+    """On disk, as far as the durability setting promises: its answers may leave."""
+    FAILED = "failed"
+    """Nothing of it is kept; the shard reloads before it goes on."""
+    UNKNOWN = "unknown"
+    """It may or may not be kept; the shard reloads before it goes on."""
+    FENCED = "fenced"
+    """Somebody else owns the shard now: this owner stops."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """One transaction of a shard.
+
+    Attributes:
+        now_ms: The shard's time when it decided; becomes the shard's latest time on disk.
+        last_token: The highest token granted so far in this shard.
+        puts: Entries to insert or to replace, by id.
+        deletes: Entries to remove, by id (their outcomes with them).
+        incidents: New incidents; one that is there already for its token is left as it is.
+        acknowledged: Ids of incidents to remove.
+        tallies: The new absolute counts of every tenant and namespace that changed.
+    """
+
+    now_ms: int
+    last_token: int
+    puts: list[Entry] = field(default_factory=list)
+    deletes: list[Entry] = field(default_factory=list)
+    incidents: list[Incident] = field(default_factory=list)
+    acknowledged: list[int] = field(default_factory=list)
+    tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to write: such a batch only needs ``confirm``."""
+        return not (self.puts or self.deletes or self.incidents or self.acknowledged)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """What a shard needs to know of its file before it can decide anything."""
+
+    last_token: int
+    latest_ms: int
+    tallies: dict[TallyKey, Tally]
+
+
+class StateFilter(enum.StrEnum):
+    """The ``state`` of a listing; a lease that ran out counts as in doubt."""
+
+    PENDING = "pending"
+    IN_DOUBT = "in_doubt"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class RecordQuery:
+    """Which records a listing wants: entries that have a record which time has not ended at ``now_ms``."""
+
+    tenant: str
+    namespace: str
+    now_ms: int
+    state: StateFilter | None = None
+    contested: bool | None = None
+    reserved_before_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredIncident:
+    """An incident and the id under which this shard keeps it: ascending in the order of arrival, never reused."""
+
+    id: int
+    incident: Incident
+
+
+class Engine(Protocol):
+    """The storage of one shard. Methods raise ``StorageError`` when they cannot do what they say.
+
+    Attributes:
+        last_sync_s: Seconds that the sync of the latest commit took, as well as the engine can tell.
+    """
+
+    last_sync_s: float
+
+    async def open(self) -> Opened:
+        """Open what is there (or make it anew where there is nothing) and say what it holds."""
+
+    async def reopen(self) -> Opened:
+        """Drop everything in memory after a failure, open again, and write anew and sync what was read.
+
+        A sync that failed may have left pages in the operating system's cache that never reached the disk: what is
+        read back is trusted only once it was written and synced again.
+        """
+
+    async def close(self) -> None:
+        """Let go of files and memory; ``open`` brings everything back."""
+
+    async def load(self, identities: Sequence[Identity]) -> dict[Identity, Entry]:
+        """The entries of those identities that have one."""
+
+    async def commit(self, batch: Batch) -> CommitResult:
+        """Write a batch as one transaction; returns when its answers may leave. Never raises for a failed write."""
+
+    async def confirm(self) -> CommitResult:
+        """Say whether answers that only read may leave: whether this is still the owner."""
+
+    async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
+        """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""
+
+    async def list_records(self, query: RecordQuery, after_id: int, limit: int) -> list[Entry]:
+        """Matching entries with an id above ``after_id``, in order of id, their outcomes left out."""
+
+    async def list_incidents(self, tenant: str, namespace: str, after_id: int, limit: int) -> list[StoredIncident]:
+        """Incidents with an id above ``after_id``, in order of id."""
+
+    async def find_incident(self, incident_id: int) -> StoredIncident | None:
+        """The incident of that id, if it is still there."""
+
+    async def oldest_pending_at(self) -> int | None:
+        """The earliest ``reserved_at`` of a pending or lapsed record, milliseconds since the epoch."""
