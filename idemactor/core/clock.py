@@ -5,12 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+class ClockTooFarBehind(ValueError):
+    """The wall clock is so far behind the latest time on disk that one of them must be wrong."""
+
+    def __init__(self, behind_ms: int) -> None:
+        super().__init__(f"the wall clock is {behind_ms} ms behind the latest time on disk")
+        self.behind_ms = behind_ms
+
+
 class Clock:
     """Milliseconds since the epoch, UTC, that never go back.
 
     Args:
-        start_ms: The time when ``monotonic_s`` gave what it gives now: the later of the wall clock and of the latest
-            time on disk, so that nothing that ended before a restart is alive again after it.
+        start_ms: The time when ``monotonic_s`` gave what it gives now.
         monotonic_s: Seconds of a clock that only runs forward.
     """
 
@@ -21,3 +28,20 @@ class Clock:
     def now_ms(self) -> int:
         """The time, milliseconds since the epoch."""
         return int(self._origin_ms + self._monotonic_s() * 1000)
+
+
+def start_time(wall_ms: int, latest_ms: int, backstep_max_ms: int) -> int:
+    """The time to start a clock with: nothing that ended before a restart is alive again after it.
+
+    Args:
+        wall_ms: The wall clock, milliseconds since the epoch.
+        latest_ms: The latest time on disk.
+        backstep_max_ms: How far the wall clock may be behind.
+
+    Raises:
+        ClockTooFarBehind: It is further behind: going on from the disk's time would keep every lease and record
+            alive for longer than anybody asked for.
+    """
+    if latest_ms - wall_ms > backstep_max_ms:
+        raise ClockTooFarBehind(latest_ms - wall_ms)
+    return max(wall_ms, latest_ms)

@@ -143,6 +143,9 @@ class Ledger(Generic[T]):
 
     def apply(self, ticket: T, command: Command) -> None:
         """Decide one command; later ones see what it did."""
+        if command.identity in self._waiters:
+            # Time decides, not the alarm: a lease that ended is for those who came first and wait.
+            self.sweep(command.identity)
         decision = self._decide(command)
         if (
             isinstance(decision.reply, InFlight)
@@ -193,6 +196,9 @@ class Ledger(Generic[T]):
             if waiter.done:
                 continue
             identity = waiter.command.identity
+            self.sweep(identity)
+            if waiter.done:
+                continue
             self._leave(waiter)
             if waiter.ticket.closed:
                 continue

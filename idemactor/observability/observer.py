@@ -57,5 +57,76 @@ class Observer:
         """A MessagePack-RPC notification came; nothing answers those."""
 
 
+class Observers(Observer):
+    """Tells several observers, in order."""
+
+    def __init__(self, *observers: Observer) -> None:
+        self._observers = observers
+
+    def decided(self, shard: int, results: Mapping[tuple[str, str], int], rule_changes: int) -> None:
+        for observer in self._observers:
+            observer.decided(shard, results, rule_changes)
+
+    def batch_written(self, shard: int, commands: int, commit_s: float, sync_s: float) -> None:
+        for observer in self._observers:
+            observer.batch_written(shard, commands, commit_s, sync_s)
+
+    def swept(self, shard: int, alarms: int, seconds: float) -> None:
+        for observer in self._observers:
+            observer.swept(shard, alarms, seconds)
+
+    def alarm_failed(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        for observer in self._observers:
+            observer.alarm_failed(shard, error, retry_ms)
+
+    def batch_failed(self, shard: int, commands: int, error: BaseException | None) -> None:
+        for observer in self._observers:
+            observer.batch_failed(shard, commands, error)
+
+    def quarantined(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        for observer in self._observers:
+            observer.quarantined(shard, error, retry_ms)
+
+    def recovered(self, shard: int) -> None:
+        for observer in self._observers:
+            observer.recovered(shard)
+
+    def fenced(self, shard: int) -> None:
+        for observer in self._observers:
+            observer.fenced(shard)
+
+    def evicted(self, shard: int) -> None:
+        for observer in self._observers:
+            observer.evicted(shard)
+
+    def opened(self, shard: int) -> None:
+        for observer in self._observers:
+            observer.opened(shard)
+
+    def overloaded(self, commands: int) -> None:
+        for observer in self._observers:
+            observer.overloaded(commands)
+
+    def refused(self, door: str, code: str) -> None:
+        for observer in self._observers:
+            observer.refused(door, code)
+
+    def connection_opened(self, door: str) -> None:
+        for observer in self._observers:
+            observer.connection_opened(door)
+
+    def connection_closed(self, door: str) -> None:
+        for observer in self._observers:
+            observer.connection_closed(door)
+
+    def connection_failed(self, door: str, error: BaseException) -> None:
+        for observer in self._observers:
+            observer.connection_failed(door, error)
+
+    def notification_ignored(self) -> None:
+        for observer in self._observers:
+            observer.notification_ignored()
+
+
 NOBODY = Observer()
 """Watches nothing."""

@@ -1,0 +1,61 @@
+# Everything a user of the source tree needs; `make` alone lists the targets.
+# The environment in .venv comes from requirements.lock, hash by hash, and is renewed only when the lock or
+# pyproject.toml has changed.
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+# The oldest supported Python comes first: Debian's own is enough. `make PYTHON=python3.13 ...` takes another.
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
+# Arguments for pytest and for the benchmarks, for example `make test ARGS="-k config"`.
+ARGS ?=
+CONFIG ?= config.toml
+# How long the long suites run; their short forms are part of `make test`.
+CRASH_ROUNDS ?= 500
+SIM_SEEDS ?= 2000
+POWER_ROUNDS ?= 500
+
+.DEFAULT_GOAL := help
+.PHONY: help install serve test check bench crash sim lock clean
+
+help: ## Show this list.
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
+		printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+install: $(STAMP) ## Make or renew the environment in .venv from requirements.lock.
+
+$(STAMP): requirements.lock pyproject.toml scripts/make-venv
+	@PYTHON="$(PYTHON)" scripts/make-venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+serve: install ## Start the server with config.toml (CONFIG=other.toml takes another file).
+	exec $(BIN)/idemactor serve --config $(CONFIG)
+
+test: install ## Run the whole short suite.
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install ## Lint, formatting, types, and the direction of the imports.
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install ## Run the benchmarks (ARGS are theirs).
+	$(BIN)/python -m bench $(ARGS)
+
+crash: install ## Kill and cut the power of real servers, many rounds (CRASH_ROUNDS, POWER_ROUNDS).
+	CRASH_ROUNDS=$(CRASH_ROUNDS) POWER_ROUNDS=$(POWER_ROUNDS) $(BIN)/python -m pytest tests/system -k "crash or power" $(ARGS)
+
+sim: install ## Run the simulator over many seeds (SIM_SEEDS).
+	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/python -m pytest tests/sim $(ARGS)
+
+lock: install ## Resolve pyproject.toml into requirements.lock (ARGS=--upgrade takes newer versions).
+	$(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --extra dev \
+		--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock" \
+		--output-file requirements.lock $(ARGS) pyproject.toml
+
+clean: ## Remove the environment and every cache; data stays.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

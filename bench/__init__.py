@@ -1,0 +1,1 @@
+"""The benchmark harness: every claim of speed is a run of this."""

@@ -1,0 +1,41 @@
+"""``idemactor check``: read a data directory that no server has open, and say what is wrong with it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Final
+
+import click
+
+from idemactor.errors import StartError, StorageError
+
+EXIT_PROBLEMS: Final = 1
+EXIT_CANNOT_CHECK: Final = 2
+
+
+@click.command()
+@click.argument("data_dir", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
+def check(data_dir: Path, as_json: bool) -> None:
+    """Check the files of DATA_DIR and change nothing.
+
+    Exit code 0: clean; 1: problems were found; 2: it cannot be checked.
+    """
+    # Only here: `--help` needs no storage engine.
+    from idemactor.storage.check import check_directory
+
+    try:
+        report = check_directory(data_dir)
+    except (StartError, StorageError, OSError) as error:
+        click.echo(f"idemactor: {data_dir}: cannot be checked: {error}", err=True)
+        raise SystemExit(EXIT_CANNOT_CHECK) from None
+    if as_json:
+        click.echo(json.dumps(dataclasses.asdict(report), default=str))
+    else:
+        for problem in report.problems:
+            click.echo(str(problem))
+        click.echo(f"{data_dir}: {f'problems: {len(report.problems)}' if report.problems else 'clean'}")
+    if report.problems:
+        raise SystemExit(EXIT_PROBLEMS)

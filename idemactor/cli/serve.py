@@ -1,0 +1,70 @@
+"""``idemactor serve``: read the configuration, start the server, stay until it is told to stop."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import click
+import trio
+
+from idemactor.config import FLAGS, ServerConfig, load
+from idemactor.errors import ConfigError, StartError
+
+DEFAULT_CONFIG: Final = Path("config.toml")
+"""The file that is read where none is named, if it is there."""
+
+EXIT_USAGE: Final = 2
+"""The exit code for what the user has to put right: the configuration, or what it points to."""
+
+
+@click.command()
+@click.option("--config", type=click.Path(path_type=Path), help="TOML file; config.toml, if there is one.")
+@click.option(FLAGS["server.data_dir"], "data_dir", metavar="DIR", help="Where the shards' files are.")
+@click.option(FLAGS["http.bind"], "http", multiple=True, metavar="ADDRESS", help="HTTP door; repeatable.")
+@click.option(FLAGS["rpc.bind"], "rpc", multiple=True, metavar="ADDRESS", help="RPC door; repeatable.")
+@click.option(FLAGS["server.shards"], "shards", type=int, help="Number of shards of a new data directory.")
+def serve(
+    config: Path | None, data_dir: str | None, http: tuple[str, ...], rpc: tuple[str, ...], shards: int | None
+) -> None:
+    """Run the server until SIGTERM.
+
+    A flag wins over the environment (IDEMACTOR_SERVER__DATA_DIR=...), the environment over the file. An
+    ADDRESS is "host:port", with port 0 for any free one, or "unix:PATH".
+    """
+    given = {"server.data_dir": data_dir, "http.bind": http, "rpc.bind": rpc, "server.shards": shards}
+    flags = {name: value for name, value in given.items() if value not in (None, ())}
+    mistakes: list[str] = []
+    try:
+        _run(load(_config_path(config), environment=os.environ, flags=flags))
+    except* (ConfigError, StartError) as group:
+        # What the user can put right is said in words; everything else keeps its traceback.
+        mistakes.extend(_messages(group))
+    if mistakes:
+        for mistake in mistakes:
+            click.echo(f"idemactor: {mistake}", err=True)
+        raise SystemExit(EXIT_USAGE)
+
+
+def _config_path(named: Path | None) -> Path | None:
+    if named is None and DEFAULT_CONFIG.exists():
+        return DEFAULT_CONFIG
+    return named
+
+
+def _run(config: ServerConfig) -> None:
+    # Only here: `--help`, and a mistake in the configuration, need none of the server.
+    from idemactor.node import run
+
+    trio.run(partial(run, config, announce=click.echo))
+
+
+def _messages(group: BaseExceptionGroup[Exception]) -> Iterator[str]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _messages(error)
+        else:
+            yield from str(error).splitlines()

@@ -1,0 +1,149 @@
+"""Makes the configuration of the merged tree: every section, setting by setting."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from idemactor.config import kinds, model
+from idemactor.config.addresses import parse_address
+from idemactor.config.section import Section
+from idemactor.config.tree import Problem, Table
+from idemactor.core import limits
+from idemactor.core.fingerprint import FingerprintRule, parse_pointer
+from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable, Policy
+
+UNAVAILABLE_AFTER_MS_MAX: Final = limits.DAY_MS
+RECORDS_MAX: Final = 1_000_000_000
+
+_DEFAULT_POLICY: Final = Policy()
+_POINTERS: Final = "JSON Pointers (RFC 6901)"
+
+
+def build(tree: Table, problems: list[Problem]) -> model.ServerConfig:
+    """The configuration in ``tree``; where it is wrong, ``problems`` grows and a default stands in."""
+    root = Section(tree, "", problems)
+    config = model.ServerConfig(
+        server=_server(root.section("server")),
+        http=_door(root.section("http"), model.HTTP_BIND_DEFAULT),
+        rpc=_door(root.section("rpc"), model.RPC_BIND_DEFAULT),
+        tokens=_tokens(root.section("auth")),
+        namespaces=_namespaces(root.section("namespaces")),
+        log=_log(root.section("log")),
+    )
+    root.close()
+    return config
+
+
+def _server(section: Section) -> model.ServerSection:
+    default = model.ServerSection()
+    backstep = kinds.integer(0, model.CLOCK_BACKSTEP_MS_MAX)
+    evict_after = kinds.integer(model.EVICT_AFTER_MS_MIN, model.EVICT_AFTER_MS_MAX)
+    mailbox = kinds.integer(limits.MAILBOX_COMMANDS_MIN, model.MAILBOX_MAX)
+    server = model.ServerSection(
+        data_dir=section.read("data_dir", kinds.path(), default.data_dir),
+        shards=section.read("shards", kinds.integer(1, model.SHARDS_MAX), None),
+        durability=section.read("durability", kinds.choice(model.Durability), default.durability),
+        clock_backstep_max_ms=section.read("clock_backstep_max_ms", backstep, default.clock_backstep_max_ms),
+        evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
+        mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
+    )
+    section.close()
+    return server
+
+
+def _door(section: Section, bind_default: tuple[str, ...]) -> model.DoorSection:
+    bind = kinds.texts('addresses, "host:port" or "unix:path"', parse_address)
+    door = model.DoorSection(
+        bind=section.read("bind", bind, bind_default),
+        tls_cert=section.read("tls_cert", kinds.path(), None),
+        tls_key=section.read("tls_key", kinds.path(), None),
+        client_ca=section.read("client_ca", kinds.path(), None),
+        insecure=section.read("insecure", kinds.boolean(), False),
+    )
+    section.close()
+    return door
+
+
+def _tokens(section: Section) -> tuple[model.TokenEntry, ...]:
+    tokens = section.section("tokens")
+    entries = tuple(_token(name, below) for name, below in tokens.named_sections())
+    section.close()
+    return entries
+
+
+def _token(name: str, section: Section) -> model.TokenEntry:
+    role = section.require("role", kinds.choice(model.Role), model.Role.METRICS)
+    # Who only reads metrics touches no namespace; everybody else is told which ones.
+    read = section.read if role is model.Role.METRICS else section.require
+    granted = kinds.texts('namespaces, or ["*"] for all of them', _check_namespace)
+    entry = model.TokenEntry(
+        name=name,
+        sha256=section.require("sha256", kinds.sha256(), b""),
+        tenant=section.require("tenant", kinds.name(), ""),
+        namespaces=read("namespaces", granted, ()),
+        role=role,
+    )
+    section.close()
+    return entry
+
+
+def _check_namespace(text: str) -> None:
+    if text != "*" and not kinds.is_name(text):
+        raise ValueError(f"is no name: it must be {kinds.NAME_ALLOWED}")
+
+
+def _namespaces(section: Section) -> dict[str, Policy]:
+    policies = {name: _policy(below) for name, below in section.named_sections()}
+    return policies or {"default": Policy()}
+
+
+def _policy(section: Section) -> Policy:
+    default = _DEFAULT_POLICY
+    lease = kinds.integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
+    ttl = kinds.integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)
+    outcome = kinds.integer(0, limits.OUTCOME_BYTES_MAX)
+    unavailable = kinds.integer(0, UNAVAILABLE_AFTER_MS_MAX)
+    policy = Policy(
+        lease_ms=section.read("lease_ms", lease, default.lease_ms),
+        ttl_ms=section.read("ttl_ms", ttl, default.ttl_ms),
+        on_lease_expiry=section.read("on_lease_expiry", kinds.choice(OnLeaseExpiry), default.on_lease_expiry),
+        on_doubt=section.read("on_doubt", kinds.choice(OnDoubt), default.on_doubt),
+        on_duplicate=section.read("on_duplicate", kinds.choice(OnDuplicate), default.on_duplicate),
+        on_unavailable=section.read("on_unavailable", kinds.choice(OnUnavailable), default.on_unavailable),
+        unresolved_ttl_ms=section.read("unresolved_ttl_ms", ttl, default.unresolved_ttl_ms),
+        outcome_max_bytes=section.read("outcome_max_bytes", outcome, default.outcome_max_bytes),
+        records_max=section.read("records_max", kinds.integer(1, RECORDS_MAX), default.records_max),
+        lease_total_max_ms=section.read("lease_total_max_ms", lease, default.lease_total_max_ms),
+        unavailable_after_ms=section.read("unavailable_after_ms", unavailable, default.unavailable_after_ms),
+        fingerprint=_fingerprint(section.section("fingerprint")),
+    )
+    if policy.lease_ms > policy.lease_total_max_ms:
+        blamed = "lease_ms" if section.has("lease_ms") else "lease_total_max_ms"
+        section.report(
+            f"lease_ms {policy.lease_ms} is more than lease_total_max_ms {policy.lease_total_max_ms}", blamed
+        )
+    section.close()
+    return policy
+
+
+def _fingerprint(section: Section) -> FingerprintRule:
+    included = kinds.texts(_POINTERS, parse_pointer)
+    # The rule itself knows what else an exclusion must not be.
+    excluded = kinds.texts(_POINTERS, lambda text: FingerprintRule(exclude=(text,)))
+    rule = FingerprintRule(
+        required=section.read("required", kinds.boolean(), False),
+        include=section.read("include", included, ()),
+        exclude=section.read("exclude", excluded, ()),
+    )
+    section.close()
+    return rule
+
+
+def _log(section: Section) -> model.LogSection:
+    default = model.LogSection()
+    log = model.LogSection(
+        level=section.read("level", kinds.choice(model.LogLevel), default.level),
+        payloads=section.read("payloads", kinds.boolean(), default.payloads),
+    )
+    section.close()
+    return log

@@ -1,0 +1,131 @@
+"""What a server is told: frozen values, valid once built by :func:`idemactor.config.load`.
+
+Only ``node.py`` and ``cli/`` read these; everything below receives plain values. Times are milliseconds.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from idemactor.core import limits
+from idemactor.core.policy import Policy
+
+SHARDS_MAX: Final = 1_024
+"""The most shards of a data directory: each holds three file descriptors."""
+CLOCK_BACKSTEP_MS_MAX: Final = limits.DAY_MS
+EVICT_AFTER_MS_DEFAULT: Final = 600_000
+EVICT_AFTER_MS_MIN: Final = 1_000
+EVICT_AFTER_MS_MAX: Final = 7 * limits.DAY_MS
+MAILBOX_DEFAULT: Final = 2 * limits.MAILBOX_COMMANDS_MIN
+MAILBOX_MAX: Final = 1_048_576
+
+HTTP_BIND_DEFAULT: Final = ("127.0.0.1:8787",)
+RPC_BIND_DEFAULT: Final = ("127.0.0.1:8788",)
+
+
+class Durability(enum.StrEnum):
+    """What a reply has survived by the time it leaves."""
+
+    FULL = "full"
+    """Power loss."""
+    PROCESS = "process"
+    """The death of the process, not that of the machine."""
+
+
+class Role(enum.StrEnum):
+    """What the bearer of a token may do."""
+
+    CALLER = "caller"
+    OPERATOR = "operator"
+    METRICS = "metrics"
+
+
+class LogLevel(enum.StrEnum):
+    """The least important events that are written."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSection:
+    """``[server]``: the data directory and what its shards may take.
+
+    Attributes:
+        data_dir: Where the shards' files are; a relative path starts at the working directory.
+        shards: How many; None: the directory's own number, or the default in a new one.
+        durability: What a reply has survived by the time it leaves.
+        clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
+        evict_after_ms: How long a shard may be idle before its memory is given back.
+        mailbox_max: How many commands may wait for one shard before more are refused.
+    """
+
+    data_dir: Path = Path("data")
+    shards: int | None = None
+    durability: Durability = Durability.FULL
+    clock_backstep_max_ms: int = limits.CLOCK_BACKSTEP_MS_DEFAULT
+    evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
+    mailbox_max: int = MAILBOX_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
+class DoorSection:
+    """``[http]`` or ``[rpc]``: where a door listens.
+
+    Attributes:
+        bind: ``host:port`` or ``unix:path`` each, in the order of the ready line; none: the door stays shut.
+        tls_cert: The PEM file of the certificate chain; given together with ``tls_key``.
+        tls_key: The PEM file of the certificate's private key.
+        client_ca: The PEM file of the authorities whose certificates callers must show.
+        insecure: Said out loud: tokens may cross a network in clear text.
+    """
+
+    bind: tuple[str, ...]
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    client_ca: Path | None = None
+    insecure: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """``[auth.tokens.NAME]``: one bearer token, known by its digest alone.
+
+    Attributes:
+        name: What logs and errors call it.
+        sha256: The SHA-256 of the token's UTF-8 bytes, 32 bytes.
+        tenant: Whose keys the bearer works on.
+        namespaces: Those the bearer may use; ``("*",)`` is all of them.
+        role: What the bearer may do.
+    """
+
+    name: str
+    sha256: bytes
+    tenant: str
+    namespaces: tuple[str, ...]
+    role: Role
+
+
+@dataclass(frozen=True, slots=True)
+class LogSection:
+    """``[log]``: what the log on standard error says; ``payloads`` shows keys and payloads in clear."""
+
+    level: LogLevel = LogLevel.INFO
+    payloads: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The whole configuration of one server."""
+
+    server: ServerSection = field(default_factory=ServerSection)
+    http: DoorSection = field(default_factory=lambda: DoorSection(HTTP_BIND_DEFAULT))
+    rpc: DoorSection = field(default_factory=lambda: DoorSection(RPC_BIND_DEFAULT))
+    tokens: tuple[TokenEntry, ...] = ()
+    namespaces: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
+    log: LogSection = field(default_factory=LogSection)

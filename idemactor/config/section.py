@@ -1,0 +1,89 @@
+"""Reads one table of the merged tree, collecting what is wrong with it instead of stopping at the first."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from typing import TypeVar
+
+from idemactor.config.kinds import NAME_ALLOWED, Kind, is_name, show
+from idemactor.config.tree import Leaf, Problem, Table
+
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class Section:
+    """One table that is being read.
+
+    The settings that exist are those that were asked for: :meth:`close` reports all others, so that a setting
+    cannot be read and yet be unknown, or the reverse.
+    """
+
+    def __init__(self, table: Table, setting: str, problems: list[Problem]) -> None:
+        self._table = table
+        self._setting = setting
+        self._problems = problems
+        self._known: list[str] = []
+
+    def read(self, name: str, kind: Kind[T], default: D) -> T | D:
+        """The value of a setting; ``default`` where it is left out, or wrong and reported."""
+        self._known.append(name)
+        found = self._table.members.get(name)
+        if found is None:
+            return default
+        if isinstance(found, Table):
+            self.report(f"must be {kind.allowed}, not a table", name)
+            return default
+        try:
+            return kind.of(found)
+        except ValueError as error:
+            self.report(str(error), name)
+            return default
+
+    def require(self, name: str, kind: Kind[T], stand_in: T) -> T:
+        """As :meth:`read`, for a setting that cannot be left out."""
+        if name not in self._table.members:
+            self.report(f"is missing; it must be {kind.allowed}", name)
+        return self.read(name, kind, stand_in)
+
+    def section(self, name: str) -> Section:
+        """The table of that name; an empty one where it is left out, or no table and reported."""
+        self._known.append(name)
+        found = self._table.members.get(name)
+        if isinstance(found, Leaf):
+            self.report("must be a table", name)
+        table = found if isinstance(found, Table) else Table(self._table.origin)
+        return Section(table, self._dotted(name), self._problems)
+
+    def named_sections(self) -> Iterator[tuple[str, Section]]:
+        """Every member, each a table whose name the user chose; what is none is reported and left out."""
+        for name in self._table.members:
+            section = self.section(name)
+            if not is_name(name):
+                self.report(f"{show(name)} is no name: it must be {NAME_ALLOWED}", name)
+            elif isinstance(self._table.members[name], Table):
+                yield name, section
+
+    def has(self, name: str) -> bool:
+        """Was the setting given, rightly or wrongly?"""
+        return name in self._table.members
+
+    def report(self, text: str, name: str | None = None) -> None:
+        """Notes a problem of this table, or of one of its settings; it is placed where that stands."""
+        at = self._table.members.get(name, self._table) if name is not None else self._table
+        setting = self._setting if name is None else self._dotted(name)
+        self._problems.append(Problem(at.origin, setting, text))
+
+    def close(self) -> None:
+        """Reports every setting that does not exist, with the one that was probably meant."""
+        for name in self._table.members:
+            if name not in self._known:
+                near = difflib.get_close_matches(name, self._known, n=1)
+                known = ", ".join(sorted(self._known))
+                hint = f"did you mean {near[0]}?" if near else f"there are {known}"
+                self.report(f"no such setting; {hint}", name)
+
+    def _dotted(self, name: str) -> str:
+        part = name if is_name(name) else show(name)
+        return f"{self._setting}.{part}" if self._setting else part

@@ -1,0 +1,184 @@
+"""The composition root: one process that owns a data directory, its shards and its doors.
+
+Everything else receives plain values; only this module and ``cli/`` read the configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import random
+import signal
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Final
+
+import trio
+
+from idemactor.config import DoorSection, Durability, ServerConfig
+from idemactor.core.census import Census
+from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
+from idemactor.core.ids import ENTROPY_BITS
+from idemactor.errors import StartError, StorageError
+from idemactor.observability import logs
+from idemactor.observability.log_observer import LogObserver
+from idemactor.observability.metrics import Metrics
+from idemactor.observability.observer import Observer, Observers
+from idemactor.server.auth import TENANT_DEFAULT, Authenticator
+from idemactor.server.context import ServerContext
+from idemactor.server.door_observer import DoorObserver
+from idemactor.server.http_app import build_app
+from idemactor.server.http_guard import HttpDoor
+from idemactor.server.listeners import SocketListener, bind_listeners, server_ssl_context
+from idemactor.server.rpc_door import RpcDoor
+from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.router import Router
+from idemactor.storage.base import Engine, Opened
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sqlite import SqliteEngine
+
+DRAIN_SECONDS_MAX: Final = 30.0
+"""How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
+
+_log = logging.getLogger(__name__)
+
+
+async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        config: A valid configuration.
+        announce: Is given the ready line once every address answers.
+
+    Raises:
+        StartError: The directory, an address or a file cannot be used; the message says the way out.
+    """
+    logs.configure(config.log.level)
+    metrics = Metrics()
+    observer = Observers(metrics, LogObserver())
+    with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
+        async with _opened(directory, config.server.durability) as engines:
+            _check_namespaces(config, [opened for _, opened in engines])
+            clock = _clock(config, [opened for _, opened in engines])
+            router = Router(_shards(config, engines, clock, observer), observer)
+            authenticator = Authenticator(config.tokens, config.namespaces)
+            context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+            async with _bound(config.http) as http, _bound(config.rpc) as rpc:
+                await _serve(context, http, rpc, announce)
+
+
+async def _serve(
+    context: ServerContext,
+    http: Sequence[SocketListener],
+    rpc: Sequence[SocketListener],
+    announce: Callable[[str], None],
+) -> None:
+    http_door = HttpDoor(build_app(context), observer=DoorObserver(context.observer, "http"))
+    rpc_door = RpcDoor(context)
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async with trio.open_nursery() as doors, trio.open_nursery() as shards:
+            # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
+            await shards.start(context.router.run)
+            if http:
+                await doors.start(functools.partial(http_door.serve, http))
+            if rpc:
+                observer = DoorObserver(context.observer, "rpc")
+                await doors.start(functools.partial(rpc_door.serve, rpc, observer=observer))
+            announce(_ready_line(http, rpc))
+            logs.log_event(_log, logging.INFO, "ready")
+            await anext(aiter(signals))
+            logs.log_event(_log, logging.INFO, "draining")
+            doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
+            context.draining = True
+            context.router.close()
+            http_door.drain()
+            rpc_door.drain()
+    logs.log_event(_log, logging.INFO, "stopped")
+
+
+def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -> str:
+    doors = (("http", http), ("rpc", rpc))
+    words = [f"{name}={','.join(listener.address for listener in found)}" for name, found in doors if found]
+    return " ".join(["idemactor ready", *words])
+
+
+# ------------------------------------------------------------------------------------------------------------- storage
+
+
+@contextlib.asynccontextmanager
+async def _opened(
+    directory: DataDirectory, durability: Durability
+) -> AsyncIterator[list[tuple[Engine, Opened]]]:
+    """Every shard's engine, open, with what it said; closed in the end, whoever had them meanwhile."""
+    engines: list[tuple[Engine, Opened]] = []
+    try:
+        for shard in range(directory.shards):
+            path = directory.engine_path(shard)
+            engine = SqliteEngine(path, durability=durability.value, shard=shard, shards=directory.shards)
+            try:
+                engines.append((engine, await engine.open()))
+            except StorageError as error:
+                raise StartError(f"{path} cannot be opened: {error}") from error
+        yield engines
+    finally:
+        with trio.CancelScope(shield=True):
+            for opened, _ in engines:
+                await opened.close()
+
+
+def _shards(
+    config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], clock: Clock, observer: Observer
+) -> list[Shard]:
+    census = Census()
+    entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    return [
+        Shard(number, engine, config.namespaces, census, clock, entropy, observer, settings, opened)
+        for number, (engine, opened) in enumerate(engines)
+    ]
+
+
+def _clock(config: ServerConfig, opened: Sequence[Opened]) -> Clock:
+    wall_ms = time.time_ns() // 1_000_000
+    latest_ms = max(shard.latest_ms for shard in opened)
+    try:
+        start_ms = start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
+    except ClockTooFarBehind as error:
+        raise StartError(
+            f"the wall clock is {error.behind_ms} ms behind the latest time in {config.server.data_dir}, which is more"
+            " than clock_backstep_max_ms: set the clock right (NTP), or raise server.clock_backstep_max_ms if the"
+            " directory's time is the wrong one"
+        ) from error
+    # CLOCK_BOOTTIME runs on while the machine sleeps: a lease must not grow by a suspended afternoon.
+    return Clock(start_ms, functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME))
+
+
+def _check_namespaces(config: ServerConfig, opened: Sequence[Opened]) -> None:
+    """A namespace that left the configuration while it has records would leave them without a policy."""
+    held = {key for shard in opened for key, tally in shard.tallies.items() if tally.records > 0}
+    lost = sorted({namespace for _, namespace in held} - config.namespaces.keys())
+    if lost:
+        raise StartError(
+            f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has records in it:"
+            f" put [namespaces.{lost[0]}] back, and take it out again once its records have ended or were forgotten"
+        )
+    orphaned = any(tenant == TENANT_DEFAULT for tenant, _ in held)
+    if config.tokens and orphaned and all(token.tenant != TENANT_DEFAULT for token in config.tokens):
+        detail = "there are keys of tenant 'default', and no token reaches them: they stay until they end"
+        logs.log_event(_log, logging.WARNING, "keys_out_of_reach", detail=detail)
+
+
+# --------------------------------------------------------------------------------------------------------------- doors
+
+
+@contextlib.asynccontextmanager
+async def _bound(door: DoorSection) -> AsyncIterator[list[SocketListener]]:
+    """A door's listeners; closed in the end, also where another address cannot be had."""
+    tls = server_ssl_context(door.tls_cert, door.tls_key, door.client_ca) if door.tls_cert and door.tls_key else None
+    listeners = bind_listeners(door.bind, tls)
+    try:
+        yield listeners
+    finally:
+        for listener in listeners:
+            listener.close()

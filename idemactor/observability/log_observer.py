@@ -1,0 +1,38 @@
+"""The happenings that somebody on call wants to read about, as events in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from idemactor.observability.logs import log_event
+from idemactor.observability.observer import Observer
+
+_log = logging.getLogger(__name__)
+
+
+class LogObserver(Observer):
+    """Logs what goes wrong and what is rare; what happens with every call is the metrics' business."""
+
+    def alarm_failed(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        log_event(_log, logging.ERROR, "alarm_failed", error=error, shard=shard, retry_ms=retry_ms)
+
+    def batch_failed(self, shard: int, commands: int, error: BaseException | None) -> None:
+        log_event(_log, logging.ERROR, "batch_failed", error=error, shard=shard, commands=commands)
+
+    def quarantined(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        log_event(_log, logging.ERROR, "shard_quarantined", error=error, shard=shard, retry_ms=retry_ms)
+
+    def recovered(self, shard: int) -> None:
+        log_event(_log, logging.WARNING, "shard_recovered", shard=shard)
+
+    def fenced(self, shard: int) -> None:
+        log_event(_log, logging.ERROR, "shard_fenced", shard=shard)
+
+    def evicted(self, shard: int) -> None:
+        log_event(_log, logging.DEBUG, "shard_evicted", shard=shard)
+
+    def opened(self, shard: int) -> None:
+        log_event(_log, logging.DEBUG, "shard_opened", shard=shard)
+
+    def connection_failed(self, door: str, error: BaseException) -> None:
+        log_event(_log, logging.WARNING, "connection_failed", error=error, door=door)

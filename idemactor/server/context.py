@@ -1,0 +1,35 @@
+"""What both doors are given: plain values, put together by the composition root."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from idemactor.core.policy import Policy
+from idemactor.observability.metrics import Metrics
+from idemactor.observability.observer import Observer
+from idemactor.server.auth import Authenticator
+from idemactor.shard.router import Router
+
+
+@dataclass(slots=True)
+class ServerContext:
+    """The server as its doors see it.
+
+    Attributes:
+        router: Where commands go.
+        policies: The namespaces there are.
+        authenticator: Who may call.
+        observer: Sees what happens at the doors.
+        metrics: What ``/metrics`` shows; it should be among those that ``observer`` tells.
+        now_ms: The shards' clock, milliseconds since the epoch.
+        draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
+    """
+
+    router: Router
+    policies: Mapping[str, Policy]
+    authenticator: Authenticator
+    observer: Observer
+    metrics: Metrics
+    now_ms: Callable[[], int]
+    draining: bool = False

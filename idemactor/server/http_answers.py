@@ -1,0 +1,77 @@
+"""Answers as they leave over HTTP: JSON, or a problem with its status and headers (contract, 5 and 12; RFC 9457)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from quart import Response
+
+from idemactor.core.commands import Command
+from idemactor.core.limits import RETRY_AFTER_S_MAX
+from idemactor.core.queries import Query
+from idemactor.errors import Code, RequestError
+from idemactor.shard.mailbox import Answer
+from idemactor.wire.answers import body_of, status_of
+from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code, problem
+from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
+from idemactor.wire.requests import Dialect
+
+JSON_TYPE: Final = "application/json"
+
+_MS_PER_S: Final = 1_000
+_CHALLENGE: Final = "Bearer"
+"""RFC 9110, section 11.6.1: a 401 says how to authenticate."""
+_ACQUIRING_ENDS: Final = ("/reserve", "/accept")
+
+
+def json_response(members: Mapping[str, object], status: int = 200, media_type: str = JSON_TYPE) -> Response:
+    """``members`` as JSON."""
+    return Response(json.dumps(members, separators=(",", ":")), status, content_type=media_type)
+
+
+def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Response:
+    """The response to a call that reached its shard."""
+    members = body_of(answer, command, operator=is_operator, dialect=Dialect.JSON)
+    status = status_of(answer, command)
+    refusal = refusal_of(answer)
+    if refusal is None:
+        return json_response(members, status)
+    told = problem(status, refusal.code, detail_of(answer), title=refusal.title, members=members)
+    response = json_response(told, status, MEDIA_TYPE)
+    _retry_after(response, retry_after_s(answer))
+    return response
+
+
+def refused(error: RequestError, path: str) -> Response:
+    """The response to a call that never reached the table of states."""
+    members: dict[str, object] = {} if error.field is None else {"field": error.field}
+    retry_s = None
+    if error.retry_after_ms is not None:
+        retry_s = min(RETRY_AFTER_S_MAX, max(1, -(-error.retry_after_ms // _MS_PER_S)))
+    return problem_response(http_status_of_code(error.code), error.code, error.detail, path, members, retry_s)
+
+
+def problem_response(
+    status: int,
+    code: Code,
+    detail: str,
+    path: str,
+    members: Mapping[str, object] = {},
+    retry_s: int | None = None,
+    title: str | None = None,
+) -> Response:
+    """A refusal; one of a reserve or an accept, as ``path`` has it, also says that its caller may not go on."""
+    proceed = {"proceed": False} if path.endswith(_ACQUIRING_ENDS) else {}
+    told = problem(status, code, detail, title=title, members={**members, **proceed})
+    response = json_response(told, status, MEDIA_TYPE)
+    if code is Code.UNAUTHENTICATED:
+        response.headers["WWW-Authenticate"] = _CHALLENGE
+    _retry_after(response, retry_s)
+    return response
+
+
+def _retry_after(response: Response, seconds: int | None) -> None:
+    if seconds is not None:
+        response.headers["Retry-After"] = str(seconds)

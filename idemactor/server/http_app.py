@@ -1,0 +1,195 @@
+"""The HTTP app: every route of the contract's section 5, over the router. It holds no rules and starts nothing.
+
+Whatever goes wrong leaves as a problem (RFC 9457), the framework's own refusals and our own bugs included.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Final
+
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
+from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
+from idemactor.server import operations
+from idemactor.server.auth import Principal, forbidden
+from idemactor.server.context import ServerContext
+from idemactor.server.http_answers import answered, json_response, problem_response, refused
+from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
+from idemactor.wire.listings import query_members
+from idemactor.wire.openapi import document
+from idemactor.wire.requests import COMMAND_OPS, Dialect, Scope, command_from
+
+DOOR: Final = "http"
+READY_RETRY_S: Final = 1
+"""When to ask again whether a server is ready that was not."""
+
+_CODES: Final = {
+    404: Code.NOT_FOUND,
+    405: Code.METHOD_NOT_ALLOWED,
+    413: Code.TOO_LARGE,
+    415: Code.UNSUPPORTED_MEDIA_TYPE,
+}
+_INTERNAL: Final = 500
+
+_log = logging.getLogger(__name__)
+
+View = Callable[..., Awaitable[Response]]
+
+
+def build_app(context: ServerContext) -> QuartTrio:
+    """The app that serves ``context``. Bodies, deadlines and hostile bytes are also the guard's, see ``http_guard``."""
+    app = QuartTrio("idemactor", static_folder=None)
+    app.request_class = HttpRequest
+    app.asgi_http_class = HttpExchange
+    # A path that is almost right is wrong: a redirect would be an HTML page, and a POST behind it lost.
+    app.url_map.merge_slashes = False
+    app.url_map.redirect_defaults = False
+    # The clock of a slow client is the guard's.
+    app.config.update(MAX_CONTENT_LENGTH=OUTCOME_BODY_BYTES_MAX, BODY_TIMEOUT=None, RESPONSE_TIMEOUT=None)
+    views = _Views(context)
+    for op in sorted(COMMAND_OPS):
+        _route(app, "POST", f"/v1/<namespace>/{op}", partial(views.command, op))
+    _route(app, "POST", "/v1/batch", views.batch)
+    _route(app, "GET", "/v1/<namespace>/records", partial(views.listing, "records"))
+    _route(app, "GET", "/v1/<namespace>/incidents", partial(views.listing, "incidents"))
+    _route(app, "POST", "/v1/<namespace>/incidents/<incident_id>/acknowledge", views.acknowledge)
+    _route(app, "GET", "/v1/<namespace>/policy", views.policy)
+    _route(app, "GET", "/livez", views.livez)
+    _route(app, "GET", "/readyz", views.readyz)
+    _route(app, "GET", "/metrics", views.metrics)
+    _route(app, "GET", "/openapi.json", views.openapi)
+    app.register_error_handler(RequestError, views.refused)
+    app.register_error_handler(HTTPException, views.framework_refused)
+    app.register_error_handler(Exception, views.failed)
+    return app
+
+
+def _route(app: QuartTrio, method: str, path: str, view: View) -> None:
+    app.add_url_rule(path, endpoint=f"{method} {path}", view_func=_as_function(view), methods=[method])
+
+
+def _as_function(view: View) -> View:
+    """Quart asks whether a view is a coroutine function, which a partial of a bound method is not everywhere."""
+
+    async def call(**arguments: str) -> Response:
+        return await view(**arguments)
+
+    return call
+
+
+class _Views:
+    """What answers each route."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._document = document()
+
+    # ------------------------------------------------------------------------------------------------------- commands
+
+    async def command(self, op: str, namespace: str) -> Response:
+        scope = self._scope(namespace, op)
+        members = await read_members(request, op)
+        key = header_key(request.headers)
+        command = command_from(op, members, scope, Dialect.JSON, header_key=key)
+        [answer] = await operations.carry_out(self._context, [command], _current().handed_over)
+        return answered(answer, command, is_operator=scope.operator)
+
+    async def batch(self) -> Response:
+        principal = self._principal()
+        if request.headers.getlist(KEY_HEADER):
+            raise InvalidRequest("a batch has no Idempotency-Key of its own", field="key")
+        members = await read_members(request, "batch")
+        batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
+        for error in batch.errors:
+            self._context.observer.refused(DOOR, error.code)
+        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
+        return json_response(batch.body(answers))
+
+    # ------------------------------------------------------------------------------------------------------ questions
+
+    async def listing(self, name: str, namespace: str) -> Response:
+        scope = self._scope(namespace, name)
+        filters = query_members(request.args.items(multi=True))
+        ask = operations.QUESTIONS[name](self._context, scope, filters, Dialect.JSON)
+        return json_response(await ask())
+
+    async def acknowledge(self, namespace: str, incident_id: str) -> Response:
+        scope = self._scope(namespace, "acknowledge")
+        if await read_members(request, "acknowledge"):
+            raise InvalidRequest("acknowledging takes no members")
+        ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
+        _current().handed_over.set()
+        return json_response(await ask())
+
+    async def policy(self, namespace: str) -> Response:
+        return json_response(operations.policy(self._scope(namespace, "policy")))
+
+    # ------------------------------------------------------------------------------------------------- the server's own
+
+    async def livez(self) -> Response:
+        return json_response({"status": "ok"})
+
+    async def readyz(self) -> Response:
+        if self._context.draining:
+            return self._not_ready(Code.OVERLOADED, "the server is shutting down")
+        standings = await operations.inspect_shards(self._context)
+        waits = [shard.number for shard in standings if shard.quarantined or shard.inspected is None]
+        if waits:
+            return self._not_ready(Code.UNAVAILABLE, f"shards that cannot answer: {', '.join(map(str, waits))}")
+        return json_response({"status": "ready"})
+
+    async def metrics(self) -> Response:
+        if not self._principal().may_read_metrics:
+            raise forbidden("this token does not read metrics")
+        standings = await operations.inspect_shards(self._context)
+        exposition = self._context.metrics.render(standings, self._context.now_ms())
+        return Response(exposition, content_type=METRICS_TYPE)
+
+    async def openapi(self) -> Response:
+        return json_response(self._document)
+
+    # ----------------------------------------------------------------------------------------------- what goes wrong
+
+    async def refused(self, error: RequestError) -> Response:
+        self._context.observer.refused(DOOR, error.code)
+        return refused(error, request.path)
+
+    async def framework_refused(self, error: HTTPException) -> Response:
+        status = error.code or _INTERNAL
+        code = _CODES.get(status, Code.INVALID_REQUEST)
+        self._context.observer.refused(DOOR, code)
+        response = problem_response(status, code, f"{error.name}.", request.path, title=error.name)
+        for name, value in error.get_headers():
+            if name.lower() == "allow":
+                response.headers[name] = value
+        return response
+
+    async def failed(self, error: Exception) -> Response:
+        _log.error("a request failed", exc_info=error)
+        self._context.observer.connection_failed(DOOR, error)
+        detail = "The server failed; what became of the call is not known."
+        return problem_response(_INTERNAL, Code.UNAVAILABLE, detail, request.path, title="Internal Server Error")
+
+    # ---------------------------------------------------------------------------------------------------------- shared
+
+    def _principal(self) -> Principal:
+        return self._context.authenticator.from_header(request.headers.getlist("Authorization"))
+
+    def _scope(self, namespace: str, op: str) -> Scope:
+        return self._context.authenticator.scope(self._principal(), namespace, op)
+
+    def _not_ready(self, code: Code, detail: str) -> Response:
+        return problem_response(503, code, detail, request.path, retry_s=READY_RETRY_S)
+
+
+def _current() -> HttpRequest:
+    found = request._get_current_object()  # type: ignore[attr-defined]  # A LocalProxy, which the stubs hide.
+    assert isinstance(found, HttpRequest)
+    return found

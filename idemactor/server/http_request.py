@@ -1,0 +1,125 @@
+"""Requests as the HTTP app sees them: their bodies, their keys, and callers that hang up (contract, 5 and 12)."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import trio
+from hypercorn.typing import ASGIReceiveCallable
+from quart import Request
+from quart_trio.asgi import TrioASGIHTTPConnection
+from quart_trio.wrappers.request import TrioRequest
+from werkzeug.datastructures import Headers
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from idemactor.core.limits import BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
+from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
+from idemactor.wire.strict_json import InvalidJSON, parse
+
+KEY_HEADER: Final = "Idempotency-Key"
+
+_OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve"})
+_JSON_TYPE: Final = re.compile(r"application/(?:json|[a-z0-9!#$&^_.+-]*\+json)")
+
+
+class HttpRequest(TrioRequest):
+    """A request that knows how far it has come.
+
+    Attributes:
+        handed_over: Set once its commands are with the shards, from where nothing takes them back.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.handed_over = trio.Event()
+
+
+class HttpExchange(TrioASGIHTTPConnection):
+    """One request and its answer: a caller who hangs up undoes nothing that was read whole, but waits no longer."""
+
+    async def handle_messages(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
+    ) -> None:
+        """Feed the body to the app; when the client leaves, cancel the app, but not before its commands are routed."""
+        read_whole = False
+        while (message := await receive())["type"] == "http.request":
+            request.body.append(message.get("body", b""))
+            if not message.get("more_body", False):
+                request.body.set_complete()
+                read_whole = True
+        if read_whole and isinstance(request, HttpRequest):
+            await request.handed_over.wait()
+        nursery.cancel_scope.cancel()
+
+
+async def read_members(request: Request, op: str) -> dict[str, object]:
+    """The members of a request's JSON object; a request without a body has none.
+
+    Args:
+        request: Its body is read here, and no further than it may be long.
+        op: The call; those that carry an outcome may be longer.
+
+    Raises:
+        RequestError: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE or INVALID_REQUEST.
+    """
+    has_type = _check_type(request.headers)
+    body = await _read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
+    if not body:
+        return {}
+    if not has_type:
+        raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs a content type, application/json")
+    try:
+        members = parse(body)
+    except InvalidJSON as error:
+        raise InvalidRequest(f"the body is {error}" if str(error).startswith("not ") else str(error)) from None
+    if not isinstance(members, dict):
+        raise InvalidRequest("the body is a JSON object")
+    return members
+
+
+def header_key(headers: Headers) -> str | None:
+    """The key of the ``Idempotency-Key`` header; None where there is none.
+
+    Raises:
+        InvalidRequest: It is sent twice, blank, malformed or no possible key.
+    """
+    values = headers.getlist(KEY_HEADER)
+    if not values:
+        return None
+    try:
+        # The server hands on header bytes as Latin-1 text, so that this gives back what was sent.
+        return parse_key_header([value.encode("latin-1") for value in values])
+    except InvalidKey as error:
+        raise InvalidRequest(str(error), field="key") from None
+
+
+def _check_type(headers: Headers) -> bool:
+    """Whether a content type is given; one that is not JSON, or a coded body, is refused."""
+    if [coding for coding in headers.getlist("Content-Encoding") if coding.strip().lower() != "identity"]:
+        raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "bodies are taken without a content coding")
+    values = headers.getlist("Content-Type")
+    if not values:
+        return False
+    if len(values) > 1 or not _JSON_TYPE.fullmatch(values[0].partition(";")[0].strip().lower()):
+        raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "the content type is application/json, once")
+    return True
+
+
+async def _read_body(request: Request, bytes_max: int) -> bytes:
+    if (request.content_length or 0) > bytes_max:
+        raise _too_large(bytes_max)
+    body = bytearray()
+    try:
+        async for piece in request.body:
+            body += piece
+            if len(body) > bytes_max:
+                raise _too_large(bytes_max)
+    except RequestEntityTooLarge:
+        raise _too_large(bytes_max) from None
+    return bytes(body)
+
+
+def _too_large(bytes_max: int) -> RequestError:
+    return RequestError(Code.TOO_LARGE, f"the body of this call has at most {bytes_max} bytes")

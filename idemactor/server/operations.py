@@ -1,0 +1,265 @@
+"""What both doors do once they know who asks: batches, listings, incidents, inspections, over one router.
+
+Nothing here knows how a request came or how its answer leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import trio
+
+from idemactor.core.commands import Command
+from idemactor.core.limits import BATCH_OPS_MAX
+from idemactor.core.queries import (
+    Acknowledged,
+    IncidentsPage,
+    Inspect,
+    Inspected,
+    NoSuchIncident,
+    Query,
+    RecordsPage,
+)
+from idemactor.core.replies import Overloaded, Unavailable
+from idemactor.errors import InvalidRequest, RequestError
+from idemactor.observability.metrics import ShardStanding
+from idemactor.server.auth import Principal, unauthenticated
+from idemactor.server.context import ServerContext
+from idemactor.server.sinks import Replies
+from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.wire.answers import body_of, policy_body
+from idemactor.wire.fields import text_reader
+from idemactor.wire.listings import Walk, acknowledge_from, incidents_walk, records_walk
+from idemactor.wire.problems import problem
+from idemactor.wire.refusals import detail_of, refusal_of
+from idemactor.wire.requests import Dialect, Scope, command_from
+
+INSPECT_MS_MAX: Final = 1_000
+"""How long a shard may take to say how it stands, for ``/metrics`` and ``/readyz``."""
+
+_MS_PER_S: Final = 1_000
+_ACQUIRING: Final = frozenset({"reserve", "accept"})
+
+Members = Mapping[str, object]
+Question = Callable[[], Awaitable[dict[str, object]]]
+"""Asks shards, one after the other, and gives the members of the answer."""
+
+
+# ---------------------------------------------------------------------------------------------------------- commands
+
+
+async def carry_out(context: ServerContext, commands: Sequence[Command], handed_over: trio.Event) -> list[Answer]:
+    """Send commands to their shards and wait for all the answers.
+
+    Args:
+        commands: In order.
+        handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
+    """
+    replies = Replies(len(commands))
+    context.router.route([Envelope(command, replies, index) for index, command in enumerate(commands)])
+    handed_over.set()
+    return await replies.wait()
+
+
+def refusal_members(code: str, detail: str, *, acquiring: bool) -> dict[str, object]:
+    """What stands in a batch in the place of a call that never reached the table of states.
+
+    Args:
+        acquiring: Whether to say that its caller may not go on.
+    """
+    members: dict[str, object] = {"code": code, "detail": detail}
+    if acquiring:
+        members["proceed"] = False
+    return members
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One call of a batch: a command, or why it is none."""
+
+    op: str
+    command: Command | None
+    error: RequestError | None
+    is_operator: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Calls that came together. A convenience and no transaction: each succeeds or fails by itself."""
+
+    _items: tuple[_Item, ...]
+    _dialect: Dialect
+
+    @classmethod
+    def read(
+        cls, context: ServerContext, principal: Principal | None, members: Members, dialect: Dialect
+    ) -> Batch:
+        """The batch that ``members`` are; a mistake in one of its calls is found in its place.
+
+        Raises:
+            RequestError: UNAUTHENTICATED, or INVALID_REQUEST for what is no batch at all.
+        """
+        if principal is None:
+            raise unauthenticated()
+        ops = members.get("ops")
+        if not isinstance(ops, list):
+            raise InvalidRequest("ops is an array of calls", field="ops")
+        if len(members) > 1:
+            raise InvalidRequest("a batch has ops and nothing else")
+        if len(ops) > BATCH_OPS_MAX:
+            raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
+        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)
+
+    @property
+    def commands(self) -> list[Command]:
+        """What goes to the shards, in order."""
+        return [item.command for item in self._items if item.command is not None]
+
+    @property
+    def errors(self) -> list[RequestError]:
+        """What does not."""
+        return [item.error for item in self._items if item.error is not None]
+
+    def envelopes(self, replies: Replies) -> list[Envelope]:
+        """The commands, tagged by their order."""
+        return [Envelope(command, replies, index) for index, command in enumerate(self.commands)]
+
+    def body(self, answers: Sequence[Answer]) -> dict[str, object]:
+        """The members of the answer; ``answers`` are those of ``commands``, in order."""
+        rest = iter(answers)
+        return {"results": [self._told(item, None if item.error else next(rest)) for item in self._items]}
+
+    def _told(self, item: _Item, answer: Answer | None) -> dict[str, object]:
+        """One result: the members of the single call's answer, or ``code`` and ``detail``."""
+        acquiring = self._dialect is Dialect.JSON and item.op in _ACQUIRING
+        if item.error is not None:
+            return refusal_members(item.error.code, item.error.detail, acquiring=acquiring)
+        assert answer is not None
+        assert item.command is not None
+        refusal = refusal_of(answer)
+        if refusal is not None and refusal.error:
+            return refusal_members(refusal.code, detail_of(answer), acquiring=acquiring)
+        members = body_of(answer, item.command, operator=item.is_operator, dialect=self._dialect)
+        if refusal is None or self._dialect is Dialect.MSGPACK:
+            return members
+        return problem(refusal.status, refusal.code, detail_of(answer), title=refusal.title, members=members)
+
+
+def _read_item(context: ServerContext, principal: Principal, op: object, dialect: Dialect) -> _Item:
+    name = ""
+    try:
+        if not isinstance(op, dict):
+            raise InvalidRequest("a call in a batch is an object", field="ops")
+        members = dict(op)
+        name = _text(members, "op", dialect)
+        scope = context.authenticator.scope(principal, _text(members, "namespace", dialect), name)
+        command = command_from(name, members, scope, dialect, in_batch=True)
+        return _Item(name, command, None, scope.operator)
+    except RequestError as error:
+        return _Item(name, None, error, False)
+
+
+def _text(members: dict[str, object], name: str, dialect: Dialect) -> str:
+    found = text_reader(dialect)(members.pop(name, None))
+    if found is None:
+        raise InvalidRequest(f"{name} is missing, or no text", field=name)
+    return found
+
+
+# --------------------------------------------------------------------------------------------------------- questions
+
+
+def policy(scope: Scope) -> dict[str, object]:
+    """The published expiry policy of a namespace."""
+    return policy_body(scope.namespace, scope.policy)
+
+
+def records(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:
+    """A page of records. Raises: InvalidRequest."""
+    walk = records_walk(members, scope, dialect, len(context.router.shards))
+    return lambda: _walk(context, walk)
+
+
+def incidents(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:
+    """A page of incidents. Raises: InvalidRequest."""
+    walk = incidents_walk(members, scope, dialect, len(context.router.shards))
+    return lambda: _walk(context, walk)
+
+
+def acknowledge(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:
+    """Acknowledging an incident. Raises: RequestError: INVALID_REQUEST or NOT_FOUND."""
+    shard, query = acknowledge_from(members, scope, dialect, len(context.router.shards))
+
+    async def ask() -> dict[str, object]:
+        answer = await _ask(context, shard, query)
+        assert isinstance(answer, Acknowledged)
+        return body_of(answer, query, operator=True, dialect=dialect)
+
+    return ask
+
+
+QUESTIONS: Final[Mapping[str, Callable[[ServerContext, Scope, Members, Dialect], Question]]] = {
+    "records": records,
+    "incidents": incidents,
+    "acknowledge": acknowledge,
+}
+"""What operators ask beside the state table, by name."""
+
+
+async def _walk(context: ServerContext, walk: Walk) -> dict[str, object]:
+    """A page may span shards: each is asked for what the page still lacks."""
+    while (step := walk.next_query()) is not None:
+        answer = await _ask(context, *step)
+        assert isinstance(answer, RecordsPage | IncidentsPage)
+        walk.take(answer)
+    return walk.body()
+
+
+async def _ask(context: ServerContext, shard: int, query: Query) -> Answer:
+    """The answer of one shard.
+
+    Raises:
+        RequestError: NOT_FOUND, OVERLOADED or UNAVAILABLE.
+    """
+    replies = Replies(1)
+    context.router.ask(shard, Envelope(query, replies, 0))
+    [answer] = await replies.wait()
+    refusal = refusal_of(answer)
+    if refusal is not None:
+        assert isinstance(answer, NoSuchIncident | Overloaded | Unavailable)
+        retry_ms = None if isinstance(answer, NoSuchIncident) else answer.retry_after_ms
+        raise RequestError(refusal.code, detail_of(answer), retry_after_ms=retry_ms)
+    return answer
+
+
+# -------------------------------------------------------------------------------------------------------- inspection
+
+
+async def inspect_shards(context: ServerContext) -> list[ShardStanding]:
+    """How every shard stands; one that does not say so within ``INSPECT_MS_MAX`` stands without its own words.
+
+    All are asked at once, so that slow ones do not add up.
+    """
+    replies = [Replies(1) for _ in context.router.shards]
+    for shard, reply in enumerate(replies):
+        context.router.ask(shard, Envelope(Inspect(), reply, 0))
+    with trio.move_on_after(INSPECT_MS_MAX / _MS_PER_S):
+        for reply in replies:
+            await reply.wait()
+    return [
+        ShardStanding(
+            number=shard.number,
+            queue_depth=shard.queue_depth,
+            quarantined=shard.quarantined,
+            in_memory=shard.in_memory,
+            inspected=_inspected(reply),
+        )
+        for shard, reply in zip(context.router.shards, replies, strict=True)
+    ]
+
+
+def _inspected(replies: Replies) -> Inspected | None:
+    answer = replies.answers[0] if replies.complete else None
+    return answer if isinstance(answer, Inspected) else None

@@ -1,0 +1,230 @@
+"""An offline look at a data directory: is what it holds whole, and does it agree with itself?
+
+The files are left exactly as they are. They are opened read-only, without SQLite's locks and shared memory (a VFS
+that has neither; the locks of the directory keep a server out meanwhile), so that no WAL is moved into a file, no
+``-shm`` appears, and nothing is made that was not there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import apsw
+
+from idemactor.core.keys import Identity, identity_hash, shard_of
+from idemactor.errors import StartError, StorageError
+from idemactor.storage import check_sql, schema
+from idemactor.storage.directory import LOCK_NAME, META_NAME, explain, lock, lock_name, read_meta, shard_name
+from idemactor.storage.sqlite_create import check_version
+
+EXAMPLES_MAX: Final = 5
+"""How many ids a finding names."""
+
+
+class Severity(enum.StrEnum):
+    """Whether a finding may break a promise, or only looks odd."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong. ``shard`` is None where it concerns the directory; no key is ever quoted."""
+
+    shard: int | None
+    severity: Severity
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """What one file holds: counts by state, the latest token and time, and sizes in bytes."""
+
+    shard: int
+    pending: int
+    lapsed: int
+    doubted: int
+    committed: int
+    tombstones: int
+    incidents: int
+    last_token: int
+    latest_ms: int
+    file_bytes: int
+    wal_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a directory holds and what is wrong with it. A shard that cannot be read has findings only."""
+
+    path: Path
+    shards: tuple[ShardReport, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was found that may break a promise."""
+        return all(finding.severity is not Severity.ERROR for finding in self.findings)
+
+
+def check_directory(path: Path) -> Report:
+    """Look at every file of a data directory that no server uses.
+
+    Raises:
+        StartError: A server holds it, it is no data directory, or it cannot be read.
+    """
+    with contextlib.ExitStack() as locks:
+        try:
+            return _check(path, locks)
+        except OSError as error:
+            raise explain(path, error) from error
+    raise AssertionError("an exit stack swallows nothing")
+
+
+def _check(path: Path, locks: contextlib.ExitStack) -> Report:
+    _lock_if_there(path / LOCK_NAME, locks)
+    meta = read_meta(path)
+    if meta is None:
+        raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+    reports: list[ShardReport] = []
+    findings: list[Finding] = []
+    for shard in range(meta.shards):
+        _lock_if_there(path / lock_name(shard), locks)
+        try:
+            checked = _Shard(path / shard_name(shard), shard, meta.shards)
+            report = checked.run()
+        except (apsw.Error, StorageError, OSError) as error:
+            findings.append(Finding(shard, Severity.ERROR, f"cannot be read: {error}"))
+            continue
+        findings += checked.findings
+        reports.append(report)
+    known = {shard_name(shard) for shard in range(meta.shards)}
+    for extra in sorted({file.name for file in path.glob("shard-*.db")} - known):
+        findings.append(Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards"))
+    return Report(path, tuple(reports), tuple(findings))
+
+
+def _lock_if_there(path: Path, locks: contextlib.ExitStack) -> None:
+    """Hold a lock file that exists; a directory without one (a backup) has no server."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    locks.callback(os.close, descriptor)
+    lock(descriptor, path)
+
+
+@contextlib.contextmanager
+def open_untouched(path: Path) -> Iterator[apsw.Connection]:
+    """A connection that reads file and WAL and changes neither, nor makes a file. The file must not be in use.
+
+    Raises:
+        apsw.Error: It cannot be opened.
+        OSError: It is not there.
+    """
+    path.stat()
+    wal = path.with_name(path.name + "-wal")
+    # Without a WAL, opening would make one; as an immutable file there is none to look for. With one, exclusive
+    # locking keeps the WAL's index in memory.
+    immutable = "" if wal.exists() and wal.stat().st_size else "&immutable=1"
+    flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
+    uri = f"file:{quote(str(path.absolute()))}?mode=ro{immutable}"
+    connection = apsw.Connection(uri, flags=flags, vfs="unix-none")
+    try:
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        connection.pragma("locking_mode", "EXCLUSIVE")
+        yield connection
+    finally:
+        connection.close()
+
+
+class _Shard:
+    """One file's check."""
+
+    def __init__(self, path: Path, shard: int, shards: int) -> None:
+        self.findings: list[Finding] = []
+        self._path = path
+        self._number = shard
+        self._shards = shards
+
+    def run(self) -> ShardReport:
+        with open_untouched(self._path) as connection:
+            check_version(connection, self._path.name)
+            self._integrity(connection)
+            last_token, latest_ms = self._meta(connection)
+            self._queries(connection, last_token, latest_ms)
+            self._owners(connection)
+            self._tallies(connection)
+            counts = connection.execute(check_sql.COUNTS).fetchone()
+            assert counts is not None
+            pending, lapsed, doubted, committed, tombstones, incidents = counts
+        wal = self._path.with_name(self._path.name + "-wal")
+        return ShardReport(
+            shard=self._number,
+            pending=pending,
+            lapsed=lapsed,
+            doubted=doubted,
+            committed=committed,
+            tombstones=tombstones,
+            incidents=incidents,
+            last_token=last_token,
+            latest_ms=latest_ms,
+            file_bytes=self._path.stat().st_size,
+            wal_bytes=wal.stat().st_size if wal.exists() else 0,
+        )
+
+    def _found(self, what: str, severity: Severity = Severity.ERROR) -> None:
+        self.findings.append(Finding(self._number, severity, what))
+
+    def _integrity(self, connection: apsw.Connection) -> None:
+        for (line,) in connection.execute("PRAGMA integrity_check(20)").fetchall():
+            if line != "ok":
+                self._found(f"integrity: {line}")
+
+    def _meta(self, connection: apsw.Connection) -> tuple[int, int]:
+        row = connection.execute(schema.SELECT_META).fetchone()
+        if row is None:
+            raise StorageError("its meta row is missing")
+        layout, shard, shards, last_token, latest_ms = row
+        if layout != schema.FORMAT:
+            self._found(f"its meta row says format {layout}, its header {schema.FORMAT}")
+        if (shard, shards) != (self._number, self._shards):
+            self._found(f"it says it is shard {shard} of {shards}, not {self._number} of {self._shards}")
+        return last_token, latest_ms
+
+    def _queries(self, connection: apsw.Connection, last_token: int, latest_ms: int) -> None:
+        bindings = {"last_token": last_token, "latest_ms": latest_ms}
+        for what, sql in check_sql.IMPOSSIBLE.items():
+            ids = [row[0] for row in connection.execute(sql, bindings)]
+            self._report_ids(what, ids)
+
+    def _report_ids(self, what: str, ids: list[int]) -> None:
+        if ids:
+            named = ", ".join(str(value) for value in ids[:EXAMPLES_MAX])
+            more = ", ..." if len(ids) > EXAMPLES_MAX else ""
+            self._found(f"{what}: {len(ids)} (id {named}{more})")
+
+    def _owners(self, connection: apsw.Connection) -> None:
+        wrong_hash: list[int] = []
+        wrong_shard: list[int] = []
+        for entry_id, stored, *texts in connection.execute(check_sql.OWNERS):
+            hashed = identity_hash(Identity(*texts))
+            if hashed != stored:
+                wrong_hash.append(entry_id)
+            if shard_of(hashed, self._shards) != self._number:
+                wrong_shard.append(entry_id)
+        self._report_ids("entries whose hash is not their key's", wrong_hash)
+        self._report_ids("entries that belong to another shard", wrong_shard)
+
+    def _tallies(self, connection: apsw.Connection) -> None:
+        for sql in (check_sql.WRONG_TALLIES, check_sql.MISSING_TALLIES):
+            for tenant, namespace in connection.execute(sql):
+                self._found(f"the counts of namespace {namespace} of tenant {tenant} are not what is there")

@@ -1,0 +1,207 @@
+"""Between values and rows: what ``schema.py`` calls columns becomes what ``core/record.py`` calls fields, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final, assert_never
+
+from idemactor.core.fingerprint import Fingerprint
+from idemactor.core.keys import Identity, identity_hash
+from idemactor.core.record import EarlierToken, Entry, Incident, Outcome, Record, State, Tombstone
+from idemactor.core.tally import Tally, TallyKey
+from idemactor.errors import StorageError
+from idemactor.storage import schema
+from idemactor.storage.base import RecordQuery, StateFilter, StoredIncident
+
+Row = tuple[Any, ...]
+
+_NO_RECORD: Final[Row] = (None,) * len(schema.RECORD_COLUMNS)
+_NO_TOMBSTONE: Final[Row] = (None,) * len(schema.TOMBSTONE_COLUMNS)
+_NO_OUTCOME: Final[Row] = (None,) * len(schema.OUTCOME_COLUMNS)
+_RECORD_AT: Final = len(schema.IDENTITY_COLUMNS) + 1
+_TOMBSTONE_AT: Final = _RECORD_AT + len(schema.RECORD_COLUMNS)
+_OUTCOME_AT: Final = _TOMBSTONE_AT + len(schema.TOMBSTONE_COLUMNS)
+_STATES: Final = tuple(State)
+
+
+def entry_row(entry: Entry) -> Row:
+    """The row of ``schema.UPSERT_ENTRY``."""
+    identity = entry.identity
+    record = _NO_RECORD if entry.record is None else _record_row(entry.record)
+    tombstone = _NO_TOMBSTONE if entry.tombstone is None else _tombstone_row(entry.tombstone)
+    return (entry.id, identity_hash(identity), *identity, entry.alarm_at, *record, *tombstone)
+
+
+def _record_row(record: Record) -> Row:
+    fingerprint = record.fingerprint
+    return (
+        int(record.state),
+        record.attempt,
+        record.token,
+        record.operation_id,
+        record.first_seen_at,
+        record.reserved_at,
+        record.request_id,
+        record.lease_expires_at,
+        fingerprint.value if fingerprint else None,
+        fingerprint.rule if fingerprint else None,
+        record.holder,
+        record.ttl_ms,
+        record.window_ms,
+        record.unresolved_expires_at,
+        record.committed_at,
+        record.expires_at,
+        record.accepted,
+        record.contested,
+        record.reason,
+        json.dumps([[e.token, int(e.reported)] for e in record.earlier]) if record.earlier else None,
+        record.outcome is not None,
+    )
+
+
+def _tombstone_row(tombstone: Tombstone) -> Row:
+    return (
+        tombstone.token,
+        tombstone.request_id,
+        tombstone.operation_id,
+        tombstone.expires_at,
+        tombstone.reported,
+    )
+
+
+def entry_of(row: Row, outcome: Outcome | None) -> Entry:
+    """The entry of a row that begins with ``schema.ENTRY_COLUMNS``."""
+    return Entry(
+        row[0],
+        Identity(row[2], row[3], row[4]),
+        None if row[_RECORD_AT] is None else _record_of(row[_RECORD_AT:_TOMBSTONE_AT], outcome),
+        None if row[_TOMBSTONE_AT] is None else _tombstone_of(row[_TOMBSTONE_AT:_OUTCOME_AT]),
+        row[5],
+    )
+
+
+def loaded_entry_of(row: Row) -> Entry:
+    """The entry of a row of ``schema.SELECT_BY_HASH``, its outcome included.
+
+    Raises:
+        StorageError: The row says that there is an outcome and there is none: never a reason to replay an empty one.
+    """
+    outcome = outcome_of(row[_OUTCOME_AT:])
+    if outcome is None and row[_TOMBSTONE_AT - 1] == 1:
+        raise StorageError(f"the outcome of entry {row[0]} is missing; `idemactor check` tells how much is damaged")
+    return entry_of(row, outcome)
+
+
+def _record_of(row: Row, outcome: Outcome | None) -> Record:
+    (state, attempt, token, operation_id, first_seen_at, reserved_at, request_id, lease_expires_at) = row[:8]
+    (fingerprint, rule, holder, ttl_ms, window_ms, unresolved_expires_at, committed_at, expires_at) = row[8:16]
+    accepted, contested, reason, earlier, _ = row[16:]
+    return Record(
+        state=_STATES[state],
+        attempt=attempt,
+        token=token,
+        operation_id=operation_id,
+        first_seen_at=first_seen_at,
+        reserved_at=reserved_at,
+        request_id=request_id,
+        lease_expires_at=lease_expires_at,
+        fingerprint=None if fingerprint is None else Fingerprint(fingerprint, rule),
+        holder=holder,
+        ttl_ms=ttl_ms,
+        window_ms=window_ms,
+        unresolved_expires_at=unresolved_expires_at,
+        committed_at=committed_at,
+        expires_at=expires_at,
+        accepted=bool(accepted),
+        contested=bool(contested),
+        reason=reason,
+        outcome=outcome,
+        earlier=() if earlier is None else earlier_of(earlier),
+    )
+
+
+def earlier_of(text: str) -> tuple[EarlierToken, ...]:
+    """The earlier tokens that the column ``earlier`` lists."""
+    return tuple(EarlierToken(token, bool(reported)) for token, reported in json.loads(text))
+
+
+def _tombstone_of(row: Row) -> Tombstone:
+    token, request_id, operation_id, expires_at, reported = row
+    return Tombstone(token, request_id, operation_id, expires_at, bool(reported))
+
+
+def outcome_row(outcome: Outcome | None) -> Row:
+    """The columns ``schema.OUTCOME_COLUMNS``."""
+    if outcome is None:
+        return _NO_OUTCOME
+    # ASCII escapes keep what no UTF-8 column can hold, a lone surrogate.
+    return (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.omitted)
+
+
+def outcome_of(row: Sequence[Any]) -> Outcome | None:
+    """The outcome of the columns ``schema.OUTCOME_COLUMNS``, None where they are NULL."""
+    status, headers, body, omitted = row
+    if status is None:
+        return None
+    pairs = () if headers == "[]" else tuple((name, value) for name, value in json.loads(headers))
+    return Outcome(status, pairs, body, bool(omitted))
+
+
+def incident_row(incident: Incident) -> Row:
+    """The row of ``schema.INSERT_INCIDENT``."""
+    fields = (incident.operation_id, incident.token, incident.present_token, incident.at)
+    return (*incident.identity, *fields, *outcome_row(incident.outcome))
+
+
+def incident_of(row: Row) -> StoredIncident:
+    """The incident of a row of ``schema.SELECT_INCIDENTS``."""
+    incident_id, tenant, namespace, key, operation_id, token, present_token, at, *outcome = row
+    identity = Identity(tenant, namespace, key)
+    incident = Incident(identity, operation_id, token, present_token, at, outcome_of(outcome))
+    return StoredIncident(incident_id, incident)
+
+
+def tally_row(key: TallyKey, tally: Tally) -> Row:
+    """The row of ``schema.UPSERT_TALLY``."""
+    counts = (tally.records, tally.pending, tally.in_doubt, tally.committed, tally.contested, tally.incidents)
+    return (*key, *counts)
+
+
+def listing_sql(query: RecordQuery, after_id: int, limit: int) -> tuple[str, dict[str, Any]]:
+    """The SELECT of a listing and its bindings.
+
+    Left out are committed records that have expired. Whether a lapsed one has been given up depends on the
+    namespace's settings, which the storage does not know: the caller decides that.
+    """
+    index, wheres = "records_listings", ["tenant = :tenant", "namespace = :namespace", "id > :after_id"]
+    match query.state:
+        case None:
+            wheres.append("(state < 3 OR state = 3 AND expires_at > :now_ms)")
+        case StateFilter.COMMITTED:
+            wheres.append("state = 3 AND expires_at > :now_ms")
+        case StateFilter.PENDING:
+            index = "records_unsettled"
+            wheres.append("state < 3 AND state = 0 AND lease_expires_at > :now_ms")
+        case StateFilter.IN_DOUBT:
+            index = "records_unsettled"
+            wheres.append("state < 3 AND (state > 0 OR lease_expires_at <= :now_ms)")
+        case _:
+            assert_never(query.state)
+    if query.contested:
+        index = "records_contested"
+        wheres.append("contested = 1")
+    elif query.contested is False:
+        wheres.append("contested = 0")
+    if query.reserved_before_ms is not None:
+        wheres.append("reserved_at < :before_ms")
+    sql = f"{schema.SELECT_LISTING} INDEXED BY {index} WHERE {' AND '.join(wheres)} ORDER BY id LIMIT :limit"
+    bindings = {
+        "tenant": query.tenant,
+        "namespace": query.namespace,
+        "after_id": after_id,
+        "now_ms": query.now_ms,
+        "before_ms": query.reserved_before_ms,
+        "limit": limit,
+    }
+    return sql, bindings

@@ -1,0 +1,203 @@
+"""The tables of a shard's file, and the SQL that reads and writes them: the only place that knows the columns.
+
+Columns are legible on purpose: an operator with the sqlite3 shell can read a file, and no format is hidden in a blob.
+``records`` is an ordinary rowid table: ids ascend, so that new rows are appended to its last page. ``hash`` is not
+unique: two identities may share it, and who reads compares the identity.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+APPLICATION_ID: Final = 0x49644D61
+"""Marks a file as one of ours (bytes 68 to 71 of a SQLite file, https://www.sqlite.org/fileformat2.html)."""
+
+FORMAT: Final = 1
+"""The version of the tables below, kept as ``user_version``. A file of a newer one is refused."""
+
+IDENTITY_COLUMNS: Final = ("id", "hash", "tenant", "namespace", "key")
+"""What never changes while an entry lives; an update leaves these columns, and their indexes, alone."""
+
+RECORD_COLUMNS: Final = (
+    "state",
+    "attempt",
+    "token",
+    "operation_id",
+    "first_seen_at",
+    "reserved_at",
+    "request_id",
+    "lease_expires_at",
+    "fingerprint",
+    "fingerprint_rule",
+    "holder",
+    "ttl_ms",
+    "window_ms",
+    "unresolved_expires_at",
+    "committed_at",
+    "expires_at",
+    "accepted",
+    "contested",
+    "reason",
+    "earlier",
+    "has_outcome",
+)
+"""The present operation. ``state`` is NULL where there is only a tombstone; ``earlier`` is JSON, NULL when empty."""
+
+TOMBSTONE_COLUMNS: Final = (
+    "tomb_token",
+    "tomb_request_id",
+    "tomb_operation_id",
+    "tomb_expires_at",
+    "tomb_reported",
+)
+"""The latest released attempt; ``tomb_token`` is NULL where there is none."""
+
+ENTRY_COLUMNS: Final = (*IDENTITY_COLUMNS, "alarm_at", *RECORD_COLUMNS, *TOMBSTONE_COLUMNS)
+OUTCOME_COLUMNS: Final = ("status", "headers", "body", "omitted")
+"""``headers`` is a JSON array of pairs."""
+
+INCIDENT_COLUMNS: Final = ("tenant", "namespace", "key", "operation_id", "token", "present_token", "at")
+TALLY_COLUMNS: Final = ("records", "pending", "in_doubt", "committed", "contested", "incidents")
+
+# Each index earns its place in every reserve. records_by_hash finds a key; alarms is the shard's alarm clock;
+# listings goes through one namespace in order of id; unsettled keeps state=pending and in_doubt listings, and
+# oldest_pending the age of the oldest, independent of how many committed records there are. All but the first two
+# are partial or append-only; contested rows are rare, so that their index costs nothing.
+DDL: Final = """
+CREATE TABLE meta (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    format INTEGER NOT NULL,
+    shard INTEGER NOT NULL,
+    shards INTEGER NOT NULL,
+    last_token INTEGER NOT NULL,
+    latest_ms INTEGER NOT NULL,
+    recoveries INTEGER NOT NULL
+) STRICT;
+CREATE TABLE records (
+    id INTEGER PRIMARY KEY,
+    hash INTEGER NOT NULL,
+    tenant TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    key TEXT NOT NULL,
+    alarm_at INTEGER,
+    state INTEGER,
+    attempt INTEGER,
+    token INTEGER,
+    operation_id TEXT,
+    first_seen_at INTEGER,
+    reserved_at INTEGER,
+    request_id TEXT,
+    lease_expires_at INTEGER,
+    fingerprint TEXT,
+    fingerprint_rule TEXT,
+    holder TEXT,
+    ttl_ms INTEGER,
+    window_ms INTEGER,
+    unresolved_expires_at INTEGER,
+    committed_at INTEGER,
+    expires_at INTEGER,
+    accepted INTEGER,
+    contested INTEGER,
+    reason TEXT,
+    earlier TEXT,
+    has_outcome INTEGER,
+    tomb_token INTEGER,
+    tomb_request_id TEXT,
+    tomb_operation_id TEXT,
+    tomb_expires_at INTEGER,
+    tomb_reported INTEGER
+) STRICT;
+CREATE INDEX records_by_hash ON records (hash);
+CREATE INDEX records_alarms ON records (alarm_at) WHERE alarm_at IS NOT NULL;
+CREATE INDEX records_listings ON records (tenant, namespace, id);
+CREATE INDEX records_unsettled ON records (tenant, namespace, id) WHERE state < 3;
+CREATE INDEX records_oldest_pending ON records (reserved_at) WHERE state < 2;
+CREATE INDEX records_contested ON records (tenant, namespace, id) WHERE contested = 1;
+CREATE TABLE outcomes (
+    id INTEGER PRIMARY KEY,
+    status INTEGER NOT NULL,
+    headers TEXT NOT NULL,
+    body BLOB NOT NULL,
+    omitted INTEGER NOT NULL
+) STRICT;
+CREATE TABLE incidents (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    tenant TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    key TEXT NOT NULL,
+    operation_id TEXT NOT NULL,
+    token INTEGER NOT NULL UNIQUE,
+    present_token INTEGER,
+    at INTEGER NOT NULL,
+    status INTEGER,
+    headers TEXT,
+    body BLOB,
+    omitted INTEGER
+) STRICT;
+CREATE INDEX incidents_listings ON incidents (tenant, namespace, id);
+CREATE TABLE tallies (
+    tenant TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    records INTEGER NOT NULL,
+    pending INTEGER NOT NULL,
+    in_doubt INTEGER NOT NULL,
+    committed INTEGER NOT NULL,
+    contested INTEGER NOT NULL,
+    incidents INTEGER NOT NULL,
+    PRIMARY KEY (tenant, namespace)
+) STRICT;
+"""
+
+
+def _insert(table: str, columns: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
+
+
+def _upsert(table: str, key: tuple[str, ...], fixed: tuple[str, ...], columns: tuple[str, ...]) -> str:
+    """Insert a row, or set ``columns`` of the one that has its ``key``; ``fixed`` are only ever inserted."""
+    sets = ", ".join(f"{name} = excluded.{name}" for name in columns)
+    return f"{_insert(table, fixed + columns)} ON CONFLICT ({', '.join(key)}) DO UPDATE SET {sets}"
+
+
+INSERT_META: Final = (
+    "INSERT INTO meta (one, format, shard, shards, last_token, latest_ms, recoveries) VALUES (1, ?, ?, ?, 0, 0, 0)"
+)
+SELECT_META: Final = "SELECT format, shard, shards, last_token, latest_ms FROM meta"
+# Neither ever goes back, whatever a batch says: a token must not be granted twice.
+UPDATE_META: Final = "UPDATE meta SET last_token = max(last_token, ?), latest_ms = max(latest_ms, ?)"
+SELECT_HOLDS_NOTHING: Final = "SELECT last_token = 0 AND latest_ms = 0 AND NOT EXISTS (SELECT 1 FROM records) FROM meta"
+TOUCH_META: Final = "UPDATE meta SET recoveries = recoveries + 1"
+
+UPSERT_ENTRY: Final = _upsert("records", ("id",), IDENTITY_COLUMNS, ("alarm_at", *RECORD_COLUMNS, *TOMBSTONE_COLUMNS))
+DELETE_ENTRY: Final = "DELETE FROM records WHERE id = ?"
+UPSERT_OUTCOME: Final = _upsert("outcomes", ("id",), ("id",), OUTCOME_COLUMNS)
+DELETE_OUTCOME: Final = "DELETE FROM outcomes WHERE id = ?"
+
+_ENTRY: Final = ", ".join(f"records.{name}" for name in ENTRY_COLUMNS)
+_OUTCOME: Final = ", ".join(OUTCOME_COLUMNS)
+SELECT_BY_HASH: Final = (
+    f"SELECT {_ENTRY}, {_OUTCOME} FROM records LEFT JOIN outcomes"
+    " ON outcomes.id = records.id AND records.has_outcome = 1 WHERE records.hash = ?"
+)
+SELECT_LISTING: Final = f"SELECT {_ENTRY} FROM records"
+SELECT_ALARMS: Final = (
+    "SELECT alarm_at, tenant, namespace, key FROM records INDEXED BY records_alarms"
+    " WHERE alarm_at IS NOT NULL ORDER BY alarm_at, id LIMIT ?"
+)
+SELECT_OLDEST_PENDING: Final = "SELECT min(reserved_at) FROM records INDEXED BY records_oldest_pending WHERE state < 2"
+
+_INCIDENT_ROW: Final = INCIDENT_COLUMNS + OUTCOME_COLUMNS
+# Not ON CONFLICT DO NOTHING: that uses up an id for every incident that is there already.
+INSERT_INCIDENT: Final = (
+    f"INSERT INTO incidents ({', '.join(_INCIDENT_ROW)})"
+    f" SELECT {', '.join(f'?{n}' for n in range(1, len(_INCIDENT_ROW) + 1))}"
+    f" WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE token = ?{INCIDENT_COLUMNS.index('token') + 1})"
+)
+DELETE_INCIDENT: Final = "DELETE FROM incidents WHERE id = ?"
+_INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
+SELECT_INCIDENTS: Final = f"{_INCIDENT} WHERE tenant = ? AND namespace = ? AND id > ? ORDER BY id LIMIT ?"
+SELECT_INCIDENT: Final = f"{_INCIDENT} WHERE id = ?"
+
+UPSERT_TALLY: Final = _upsert("tallies", ("tenant", "namespace"), ("tenant", "namespace"), TALLY_COLUMNS)
+DELETE_TALLY: Final = "DELETE FROM tallies WHERE tenant = ? AND namespace = ?"
+SELECT_TALLIES: Final = f"SELECT tenant, namespace, {', '.join(TALLY_COLUMNS)} FROM tallies"

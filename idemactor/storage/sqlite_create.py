@@ -1,0 +1,90 @@
+"""Making a shard's file, and recognising one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import apsw
+
+from idemactor.errors import StorageError
+from idemactor.storage import schema
+
+PAGE_BYTES: Final = 4096
+"""One page of a file is one page of the kernel's cache and one block of the usual file systems."""
+_SIDE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
+"""What SQLite keeps beside a file."""
+
+
+def create_file(path: Path, shard: int, shards: int) -> None:
+    """Make an empty shard at ``path``: whole and on disk under its name, or not there at all.
+
+    Raises:
+        apsw.Error: SQLite could not write it.
+        OSError: It could not be put in its place.
+    """
+    scratch = path.with_name(path.name + ".new")
+    for suffix in _SIDE_SUFFIXES:
+        # A WAL that an older file left behind would be taken for this one's.
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+        scratch.with_name(scratch.name + suffix).unlink(missing_ok=True)
+    scratch.unlink(missing_ok=True)
+    connection = apsw.Connection(str(scratch))
+    try:
+        connection.pragma("page_size", PAGE_BYTES)
+        connection.pragma("synchronous", "FULL")
+        with connection:
+            connection.execute(schema.DDL)
+            connection.execute(schema.INSERT_META, (schema.FORMAT, shard, shards))
+            connection.pragma("application_id", schema.APPLICATION_ID)
+            connection.pragma("user_version", schema.FORMAT)
+        connection.pragma("journal_mode", "WAL")
+    finally:
+        connection.close()
+    os.rename(scratch, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power loss.
+
+    Raises:
+        OSError: The sync failed.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def check_version(connection: apsw.Connection, name: str) -> None:
+    """Refuse what is not ours, or newer than we are.
+
+    Raises:
+        StorageError: The message says the way out.
+    """
+    application = connection.pragma("application_id")
+    version = connection.pragma("user_version")
+    if application != schema.APPLICATION_ID:
+        raise StorageError(f"{name} is not a file of idemactor; name another data directory or move it away")
+    if version != schema.FORMAT:
+        raise StorageError(
+            f"{name} has format {version}, this release knows {schema.FORMAT}; start the release that wrote it"
+        )
+
+
+def holds_nothing(path: Path) -> bool:
+    """Whether a file is a shard that never granted anything: what an interrupted creation leaves.
+
+    Raises:
+        apsw.Error: It cannot be read.
+        StorageError: It is not ours, or of a newer release.
+    """
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    try:
+        check_version(connection, str(path))
+        return bool(connection.execute(schema.SELECT_HOLDS_NOTHING).get)
+    finally:
+        connection.close()

@@ -1,0 +1,223 @@
+"""Answers to the members, the status and the words in which they leave, for both doors (contract, 5, 6 and 12).
+
+A refusal is an answer like any other here; only what never reached a shard is an exception, see ``errors.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias, assert_never
+
+from idemactor.core.commands import Accept, Command, Reserve, Resolve
+from idemactor.core.queries import (
+    Acknowledged,
+    IncidentsPage,
+    Inspected,
+    NoSuchIncident,
+    Query,
+    RecordsPage,
+)
+from idemactor.core.replies import (
+    Accepted,
+    AlreadyCommitted,
+    Committed,
+    Completed,
+    Doubted,
+    Extended,
+    Forgotten,
+    Found,
+    InDoubt,
+    InFlight,
+    Mismatch,
+    Overloaded,
+    QuotaExceeded,
+    Released,
+    Reserved,
+    Stale,
+    Unavailable,
+    Unknown,
+    Unsettled,
+    Withdrawn,
+)
+from idemactor.errors import Code
+from idemactor.wire.fields import Dialect
+from idemactor.wire.outcomes import outcome_body
+from idemactor.wire.policies import policy_body
+from idemactor.wire.problems import http_status_of_code, problem
+from idemactor.wire.records import record_body
+from idemactor.wire.refusals import Answer, Refusal, detail_of, refusal_of, retry_after_s
+
+__all__ = [
+    "Answer",
+    "Refusal",
+    "body_of",
+    "detail_of",
+    "http_status_of_code",
+    "policy_body",
+    "problem",
+    "refusal_of",
+    "retry_after_s",
+    "status_of",
+]
+
+CREATED: Final = 201
+OK: Final = 200
+
+
+def status_of(answer: Answer, command: Command | Query) -> int:  # noqa: ARG001
+    """The HTTP status of an answer: 201 where its caller may go on, 200 for any other success."""
+    refusal = refusal_of(answer)
+    if refusal is not None:
+        return refusal.status
+    return CREATED if isinstance(answer, Reserved | Accepted) else OK
+
+
+def body_of(  # noqa: C901 - One case for each answer.
+    answer: Answer, command: Command | Query, *, operator: bool, dialect: Dialect
+) -> dict[str, object]:
+    """The members of an answer; of a refusal without those of RFC 9457, see ``problem``.
+
+    Args:
+        answer: The answer of a shard. The pages of a listing are not among them: see ``listings.py``.
+        command: What was asked.
+        operator: Whether the caller may see tokens.
+        dialect: How the members leave.
+
+    Raises:
+        TypeError: ``answer`` is a page or the figures of a shard, which no single call is answered with.
+    """
+    match answer:
+        case Reserved():
+            return {
+                "result": "reserved",
+                "proceed": True,
+                "key": answer.key,
+                "token": answer.token,
+                "attempt": answer.attempt,
+                "operation_id": answer.operation_id,
+                "reserved_at": answer.reserved_at,
+                "lease_expires_at": answer.lease_expires_at,
+                "takeover": answer.takeover,
+                "repeated": answer.repeated,
+            }
+        case Committed():
+            if isinstance(command, Resolve):
+                return {"result": "committed", "repeated": answer.repeated}
+            return {"result": "committed", "expires_at": answer.expires_at, "repeated": answer.repeated}
+        case Accepted():
+            return {
+                "result": "accepted",
+                "proceed": True,
+                "operation_id": answer.operation_id,
+                "attempt": answer.attempt,
+                "takeover": answer.takeover,
+                "repeated": answer.repeated,
+                "expires_at": answer.expires_at,
+            }
+        case Completed() if not answer.rejected:
+            return _completed(answer) | {"outcome": outcome_body(answer.outcome, dialect)}
+        case Released():
+            return {"result": "released", "repeated": answer.repeated}
+        case Extended():
+            return {"result": "extended", "lease_expires_at": answer.lease_expires_at}
+        case Doubted():
+            return {"result": "in_doubt", "repeated": answer.repeated}
+        case Found():
+            record = record_body(answer.key, answer.record, operator=operator, with_outcome=True, dialect=dialect)
+            return {"result": "found", "record": record}
+        case Forgotten():
+            return {"result": "forgotten"}
+        case Acknowledged():
+            return {"result": "acknowledged"}
+        case RecordsPage() | IncidentsPage() | Inspected():
+            raise TypeError(f"{type(answer).__name__} answers no single call")
+        case _:
+            return _refused(answer, command)
+
+
+_Refused: TypeAlias = (
+    Completed
+    | InFlight
+    | InDoubt
+    | Mismatch
+    | Withdrawn
+    | Stale
+    | AlreadyCommitted
+    | Unknown
+    | Unsettled
+    | QuotaExceeded
+    | Overloaded
+    | Unavailable
+    | NoSuchIncident
+)
+
+
+def _refused(answer: _Refused, command: Command | Query) -> dict[str, object]:
+    """The members of a refusal. What has no row in the table of states has a code and no result."""
+    members = _told(answer)
+    if isinstance(command, Reserve | Accept):
+        members["proceed"] = False
+    return members
+
+
+def _told(answer: _Refused) -> dict[str, object]:  # noqa: C901 - One case for each answer.
+    match answer:
+        case InFlight():
+            return {
+                "result": "in_flight",
+                "code": Code.IN_FLIGHT.value,
+                "attempt": answer.attempt,
+                "holder": answer.holder,
+                "reserved_at": answer.reserved_at,
+                "lease_expires_at": answer.lease_expires_at,
+                "retry_after_ms": answer.retry_after_ms,
+            }
+        case Completed():
+            return _completed(answer) | {"code": Code.DUPLICATE.value}
+        case InDoubt():
+            return {
+                "result": "in_doubt",
+                "code": Code.IN_DOUBT.value,
+                "attempt": answer.attempt,
+                "operation_id": answer.operation_id,
+                "holder": answer.holder,
+                "reserved_at": answer.reserved_at,
+                "lease_expires_at": answer.lease_expires_at,
+                "reason": answer.reason,
+            }
+        case Mismatch():
+            return {"result": "mismatch", "code": Code.MISMATCH.value}
+        case Withdrawn():
+            return {"result": "released", "code": Code.RELEASED.value}
+        case Stale():
+            return {"result": "stale", "code": Code.STALE_TOKEN.value, "attempt": answer.attempt}
+        case AlreadyCommitted():
+            return {
+                "result": "already_committed",
+                "code": Code.ALREADY_COMMITTED.value,
+                "committed_at": answer.committed_at,
+                "expires_at": answer.expires_at,
+            }
+        case Unknown():
+            return {"result": "unknown", "code": Code.UNKNOWN_KEY.value}
+        case Unsettled():
+            return {"code": Code.UNSETTLED.value}
+        case QuotaExceeded():
+            return {"code": Code.QUOTA_EXCEEDED.value}
+        case Overloaded():
+            return {"code": Code.OVERLOADED.value}
+        case Unavailable():
+            return {"code": Code.UNAVAILABLE.value}
+        case NoSuchIncident():
+            return {"code": Code.NOT_FOUND.value}
+        case _:
+            assert_never(answer)
+
+
+def _completed(answer: Completed) -> dict[str, object]:
+    return {
+        "result": "completed",
+        "proceed": False,
+        "operation_id": answer.operation_id,
+        "committed_at": answer.committed_at,
+        "expires_at": answer.expires_at,
+    }

@@ -1,0 +1,78 @@
+"""Which members each call has: the table that the parser reads and the OpenAPI document shows (contract, 5 and 6)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from idemactor.wire import fields
+from idemactor.wire.fields import Field
+from idemactor.wire.outcomes import OUTCOME
+
+# The key may come in a header instead, which counts as this member.
+_KEY: Final = Field("key", fields.KEY, "What must not happen twice; compared exactly.", required=True)
+_TOKEN: Final = Field("token", fields.TOKEN, "The fencing token of the attempt.", required=True)
+_TTL_MS: Final = Field("ttl_ms", fields.TTL_MS, "How long the committed record blocks, from the commit.")
+_OUTCOME: Final = Field("outcome", OUTCOME, "What the operation answered.")
+_REASON: Final = Field("reason", fields.REASON, "Why, for people.")
+_LEASE_MS: Final = Field("lease_ms", fields.LEASE_MS, "How long the holder may work.")
+
+_ACQUIRING: Final = (
+    _KEY,
+    Field("fingerprint", fields.FINGERPRINT, "The caller's own digest of the payload; not beside a payload."),
+    Field("payload", fields.PAYLOAD, "What the key stands for, to be fingerprinted by the namespace's rule."),
+    Field("payload_json", fields.PAYLOAD_JSON, "The payload as JSON text, its decimals exact.", rpc_only=True),
+    Field("request_id", fields.REQUEST_ID, "The caller's name for this one acquisition, fresh each time."),
+    _TTL_MS,
+    Field("window_ms", fields.TTL_MS, "How long the record blocks, from the first sighting; not beside ttl_ms."),
+    Field("holder", fields.HOLDER, "Who asks, shown to those who find the key in flight."),
+    Field("on_duplicate", fields.ON_DUPLICATE, "How a committed key answers this call."),
+)
+
+CALLS: Final[Mapping[str, tuple[Field, ...]]] = {
+    "reserve": (
+        *_ACQUIRING,
+        _LEASE_MS,
+        Field("wait_ms", fields.WAIT_MS, "How long to wait for a key in flight; not in a batch."),
+    ),
+    "accept": (*_ACQUIRING, _OUTCOME),
+    "commit": (_KEY, _TOKEN, _OUTCOME, _TTL_MS),
+    "release": (_KEY, _TOKEN, _REASON),
+    "extend": (
+        _KEY,
+        _TOKEN,
+        Field("lease_ms", fields.LEASE_MS, "How long the holder may go on working, from now.", required=True),
+    ),
+    "doubt": (_KEY, _TOKEN, _REASON),
+    "resolve": (
+        _KEY,
+        _TOKEN,
+        Field("verdict", fields.VERDICT, "What became of the operation.", required=True),
+        _OUTCOME,
+    ),
+    "get": (_KEY,),
+    "forget": (_KEY, Field("force", fields.FLAG, "Also where the key is pending or in doubt.")),
+}
+"""The members of each command, by its name."""
+
+PAGING: Final = (
+    Field("cursor", fields.CURSOR, "Where the page before this one ended: its next."),
+    Field("limit", fields.LIST_LIMIT, "How many at most; 100 where it is left out."),
+)
+
+RECORDS: Final = (
+    Field("state", fields.STATE, "Only records that stand so; in_doubt finds the lapsed too."),
+    Field("contested", fields.FLAG, "Only records that are, or are not, contested."),
+    Field("older_than_ms", fields.AGE_MS, "Only records whose attempt began longer ago than this."),
+    *PAGING,
+)
+"""The filters of a listing of records."""
+
+INCIDENTS: Final = PAGING
+"""The filters of a listing of incidents."""
+
+ACKNOWLEDGE: Final = (Field("id", fields.INCIDENT_ID, "The incident's id, as listed.", required=True),)
+"""Over HTTP the id is in the path."""
+
+EXCLUSIVE: Final = (("fingerprint", "payload"), ("ttl_ms", "window_ms"))
+"""Members that say the same thing in two ways: a call has one of them."""

@@ -1,0 +1,154 @@
+"""MessagePack-RPC frames: bytes to requests and answers to bytes, without sockets (contract, 6 and 12).
+
+The frame is found first and built second. A skipper (it walks MessagePack in C, builds nothing, and resumes
+where the bytes ended) says where a frame ends; only a whole frame is unpacked. So a peer that never finishes
+a frame costs its bytes and nothing more, a declared length reserves no memory, and no byte is looked at
+twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgpack
+
+from idemactor.core.limits import FRAME_BYTES_MAX
+from idemactor.wire.rpc_message import BadRequest, Incoming, ProtocolError, Request, bytes_of, decode, text_of
+
+__all__ = [
+    "BadRequest",
+    "FrameReader",
+    "FrameWriter",
+    "Incoming",
+    "ProtocolError",
+    "Request",
+    "bytes_of",
+    "encode_error",
+    "encode_result",
+    "text_of",
+]
+
+RESPONSE: Final = 1
+
+_FIRST_BYTES: Final = b"\x93\x94\xdc\xdd"
+"""How an array of three or four items begins: nothing else can become a request or a notification."""
+
+_CHUNK_BYTES: Final = 65_536
+"""How much is handed to the skipper at once; its buffer never holds more than a frame and this."""
+_SKIPPER_BYTES: Final = 4_096
+"""The first size of the skipper's buffer. It grows with what a frame needs."""
+_SKIPPER_KEPT_BYTES: Final = 262_144
+"""A frame larger than this takes the skipper with it, so that one large frame is not paid for for ever."""
+
+
+class FrameReader:
+    """The receiving side of one connection.
+
+    Attributes:
+        broken: Why the connection must be closed, once it must; whatever comes after that is ignored.
+        notifications: How many notifications came and were dropped.
+    """
+
+    __slots__ = ("_fed", "_grown", "_pending", "_skipper", "broken", "notifications")
+
+    def __init__(self) -> None:
+        self.broken: ProtocolError | None = None
+        self.notifications = 0
+        self._renew()
+
+    def feed(self, data: bytes) -> list[Incoming]:
+        """The calls that ``data`` completes, in order, up to the first bytes that break the connection.
+
+        Never raises for what a peer sent: see ``broken``.
+        """
+        found: list[Incoming] = []
+        try:
+            for start in range(0, len(data), _CHUNK_BYTES):
+                if self.broken is None:
+                    self._feed_chunk(data[start : start + _CHUNK_BYTES], found)
+        except ProtocolError as error:
+            self._renew()
+            self.broken = error
+        return found
+
+    def _renew(self) -> None:
+        self._skipper = msgpack.Unpacker(read_size=_SKIPPER_BYTES, max_buffer_size=FRAME_BYTES_MAX + _CHUNK_BYTES)
+        self._pending = bytearray()
+        self._fed = 0
+        self._grown = False
+
+    def _feed_chunk(self, chunk: bytes, found: list[Incoming]) -> None:
+        skipper = self._skipper
+        skipper.feed(chunk)
+        start = 0
+        try:
+            while True:
+                skipper.skip()
+                end = skipper.tell() - self._fed
+                self._take(chunk[start:end], found)
+                start = end
+        except msgpack.OutOfData:
+            self._keep(chunk, start)
+        except (msgpack.FormatError, msgpack.StackError):
+            raise ProtocolError("not MessagePack, or nested without end") from None
+
+    def _keep(self, chunk: bytes, start: int) -> None:
+        """The chunk ended: what belongs to a frame that goes on waits for the rest of it."""
+        self._fed += len(chunk)
+        if start == len(chunk):
+            if self._grown:
+                self._renew()
+            return
+        self._pending += memoryview(chunk)[start:]
+        if self._pending[0] not in _FIRST_BYTES:
+            raise ProtocolError("not a MessagePack-RPC request")
+        if len(self._pending) > FRAME_BYTES_MAX:
+            raise ProtocolError(f"a frame is larger than {FRAME_BYTES_MAX} bytes")
+
+    def _take(self, tail: bytes, found: list[Incoming]) -> None:
+        """A frame is whole: what was kept of it, and ``tail``."""
+        frame: bytes | bytearray = tail
+        if self._pending:
+            frame = self._pending
+            frame += tail
+            self._pending = bytearray()
+        if len(frame) > FRAME_BYTES_MAX:
+            raise ProtocolError(f"a frame is larger than {FRAME_BYTES_MAX} bytes")
+        self._grown = self._grown or len(frame) > _SKIPPER_KEPT_BYTES
+        incoming = decode(frame)
+        if incoming is None:
+            self.notifications += 1
+        else:
+            found.append(incoming)
+
+
+class FrameWriter:
+    """The sending side of one connection. Text goes as ``str``, bytes as ``bin``."""
+
+    __slots__ = ("_packer",)
+
+    def __init__(self) -> None:
+        self._packer = msgpack.Packer(use_bin_type=True, autoreset=False)
+
+    def encode(self, answers: Iterable[tuple[int, str | None, object]]) -> bytes:
+        """The frames of ``answers``, each (msgid, error or None, result or None), as one piece of bytes."""
+        packer = self._packer
+        try:
+            for msgid, error, result in answers:
+                packer.pack((RESPONSE, msgid, error, result))
+            frames: bytes = packer.bytes()
+            return frames
+        finally:
+            # Also after an answer that cannot be packed: half a frame must not lead the next ones.
+            packer.reset()
+
+
+def encode_result(msgid: int, result: dict[str, Any]) -> bytes:
+    """The frame of one result, a refusal of the state table included."""
+    return FrameWriter().encode([(msgid, None, result)])
+
+
+def encode_error(msgid: int, text: str) -> bytes:
+    """The frame of one error: a string, ``CODE: detail``, because several clients take nothing else."""
+    return FrameWriter().encode([(msgid, text, None)])

@@ -1,0 +1,54 @@
+"""The published policy of a namespace (contract, 5 and 12)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from idemactor.core import limits
+from idemactor.core.policy import Policy
+
+LIMITS: Final[dict[str, int]] = {
+    "key_chars_max": limits.KEY_CHARS_MAX,
+    "holder_chars_max": limits.HOLDER_CHARS_MAX,
+    "request_id_chars_max": limits.REQUEST_ID_CHARS_MAX,
+    "fingerprint_chars_max": limits.FINGERPRINT_CHARS_MAX,
+    "reason_chars_max": limits.REASON_CHARS_MAX,
+    "body_bytes_max": limits.BODY_BYTES_MAX,
+    "outcome_body_bytes_max": limits.OUTCOME_BODY_BYTES_MAX,
+    "frame_bytes_max": limits.FRAME_BYTES_MAX,
+    "nesting_max": limits.NESTING_MAX,
+    "batch_ops_max": limits.BATCH_OPS_MAX,
+    "wait_ms_max": limits.WAIT_MS_MAX,
+    "lease_ms_min": limits.LEASE_MS_MIN,
+    "lease_ms_max": limits.LEASE_MS_MAX,
+    "ttl_ms_min": limits.TTL_MS_MIN,
+    "ttl_ms_max": limits.TTL_MS_MAX,
+    "list_limit_max": limits.LIST_LIMIT_MAX,
+}
+"""The bounds that a caller can run into, the same in every namespace."""
+
+
+def policy_body(namespace: str, policy: Policy) -> dict[str, object]:
+    """The settings of a namespace under their names, and the limits of the server."""
+    rule = policy.fingerprint
+    return {
+        "namespace": namespace,
+        "lease_ms": policy.lease_ms,
+        "lease_total_max_ms": policy.lease_total_max_ms,
+        "ttl_ms": policy.ttl_ms,
+        "unresolved_ttl_ms": policy.unresolved_ttl_ms,
+        "on_lease_expiry": policy.on_lease_expiry.value,
+        "on_doubt": policy.on_doubt.value,
+        "on_duplicate": policy.on_duplicate.value,
+        "on_unavailable": policy.on_unavailable.value,
+        "unavailable_after_ms": policy.unavailable_after_ms,
+        "outcome_max_bytes": policy.outcome_max_bytes,
+        "records_max": policy.records_max,
+        "fingerprint": {
+            "required": rule.required,
+            "include": list(rule.include),
+            "exclude": list(rule.exclude),
+            "rule": rule.rule_id,
+        },
+        "limits": dict(LIMITS),
+    }

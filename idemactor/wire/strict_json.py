@@ -1,0 +1,110 @@
+"""Strict JSON: bytes to values, with nothing guessed and nothing lost (RFC 8259; contract, 9).
+
+The scanner is the standard library's, in C. What it is lenient about is closed off around it: encodings, NaN,
+members named twice, lone surrogates, depth, and numbers that ``int`` and ``float`` would change.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import accumulate
+from typing import Any, Final, NoReturn
+
+from idemactor.core.fingerprint import Number
+from idemactor.core.limits import NESTING_MAX
+from idemactor.errors import IdemactorError
+
+_INTEGER_DIGITS_MAX: Final = 18
+"""Integers of up to this many digits become ``int``: all of them fit 64 bits, and none is slow to convert."""
+
+_BOM: Final = b"\xef\xbb\xbf"
+_NOT_BRACKETS: Final = bytes(byte for byte in range(256) if byte not in b"[]{}")
+_STEP: Final = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
+
+_STRING: Final = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string, or what is left of one that never ends: every quote matches, so that the search is linear."""
+
+_SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+
+
+class InvalidJSON(IdemactorError, ValueError):
+    """Bytes that are not strict JSON; the message says why and where, and never quotes them."""
+
+
+def parse(data: bytes, *, max_depth: int = NESTING_MAX) -> Any:
+    """The JSON value that ``data`` holds.
+
+    An integer literal of up to 18 digits is an ``int``; every other number, ``1.0``, ``1e3`` and ``-0`` too,
+    is the exact ``Number`` that was written, so that it never passes for an integer.
+
+    Args:
+        data: UTF-8 without a byte order mark.
+        max_depth: How many arrays and objects may lie in each other, the outermost counted as one.
+
+    Raises:
+        InvalidJSON: Anything else than one JSON text, a member named twice, a lone surrogate, or too deep.
+    """
+    if data.startswith(_BOM):
+        raise InvalidJSON("a byte order mark before the JSON text")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidJSON(f"not UTF-8 at byte {error.start}") from None
+    _check_depth(data, max_depth)
+    try:
+        value = _DECODER.decode(text)
+    except json.JSONDecodeError as error:
+        raise InvalidJSON(f"not JSON: {error.msg.rstrip(': ').lower()} at character {error.pos}") from None
+    # UTF-8 cannot carry a surrogate: only an escape can. Most bodies have none.
+    if _SURROGATE_ESCAPE.search(data) is not None:
+        _refuse_surrogates(value)
+    return value
+
+
+def _check_depth(data: bytes, max_depth: int) -> None:
+    """Measure the nesting before the scanner recurses into it."""
+    if data.count(b"[") + data.count(b"{") <= max_depth:
+        return
+    brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
+    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > max_depth:
+        raise InvalidJSON(f"nested deeper than {max_depth} levels")
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise InvalidJSON("a member is named twice")
+    return members
+
+
+def _integer(literal: str) -> int | Number:
+    if len(literal) <= _INTEGER_DIGITS_MAX or (literal[0] == "-" and len(literal) == _INTEGER_DIGITS_MAX + 1):
+        # Minus zero is a number like any other to a fingerprint, but no int can hold it.
+        return Number(literal) if literal == "-0" else int(literal)
+    return Number(literal)
+
+
+def _constant(_name: str) -> NoReturn:
+    raise InvalidJSON("NaN and infinities are not JSON")
+
+
+def _refuse_surrogates(value: Any) -> None:
+    """Walk the whole value, without recursion."""
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, str):
+            if _SURROGATE.search(item) is not None:
+                raise InvalidJSON("a string holds a lone surrogate")
+        elif isinstance(item, dict):
+            waiting.extend(item)
+            waiting.extend(item.values())
+        elif isinstance(item, list):
+            waiting.extend(item)
+
+
+_DECODER: Final = json.JSONDecoder(
+    object_pairs_hook=_members, parse_int=_integer, parse_float=Number, parse_constant=_constant
+)

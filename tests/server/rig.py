@@ -1,0 +1,98 @@
+"""A server without sockets: real shards on engines in memory, and what the doors need of them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import trio
+
+from idemactor.core.census import Census
+from idemactor.core.clock import Clock
+from idemactor.core.ids import ENTROPY_BITS
+from idemactor.core.limits import LEASE_MS_MAX
+from idemactor.core.policy import OnDuplicate, Policy
+from idemactor.observability.metrics import Metrics
+from idemactor.server.auth import Authenticator, TokenEntry
+from idemactor.server.context import ServerContext
+from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.router import Router
+from idemactor.storage.memory import MemoryDisk, MemoryEngine
+
+START_MS = 1_700_000_000_000
+
+POLICIES: Mapping[str, Policy] = {
+    "default": Policy(),
+    "trade": Policy(lease_ms=5_000, on_duplicate=OnDuplicate.REJECT),
+    "small": Policy(records_max=2, lease_total_max_ms=LEASE_MS_MAX),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A configured token."""
+
+    sha256: bytes
+    tenant: str
+    namespaces: tuple[str, ...]
+    role: str
+
+
+def entry(token: str, tenant: str, role: str, *namespaces: str) -> Entry:
+    """The entry of a token given in clear."""
+    return Entry(sha256(token.encode()).digest(), tenant, namespaces or ("*",), role)
+
+
+TOKENS: Sequence[TokenEntry] = (
+    entry("caller-token", "acme", "caller"),
+    entry("operator-token", "acme", "operator"),
+    entry("metrics-token", "acme", "metrics"),
+    entry("trade-token", "acme", "caller", "trade", "gone"),
+    entry("other-token", "other", "operator"),
+)
+
+
+@dataclass(slots=True)
+class Rig:
+    """A context, and the disks under it."""
+
+    context: ServerContext
+    disks: list[MemoryDisk] = field(default_factory=list)
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *, shards: int = 3, tokens: Sequence[TokenEntry] = (), mailbox_max: int = 4_096, run: bool = True
+) -> AsyncIterator[Rig]:
+    """A context whose shards run on trio's clock; ``run=False``: their tasks never start, so that none answers."""
+    metrics = Metrics(process=False)
+    census, rng = Census(), random.Random(7)
+    clock = Clock(START_MS, trio.current_time)
+    disks = [MemoryDisk() for _ in range(shards)]
+    actors = []
+    for number, disk in enumerate(disks):
+        engine = MemoryEngine(disk)
+        opened = await engine.open()
+        actors.append(
+            Shard(
+                number,
+                engine,
+                POLICIES,
+                census,
+                clock,
+                lambda: rng.getrandbits(ENTROPY_BITS),
+                metrics,
+                ShardSettings(mailbox_max=mailbox_max),
+                opened,
+            )
+        )
+    router = Router(actors, metrics)
+    context = ServerContext(router, POLICIES, Authenticator(tokens, POLICIES), metrics, metrics, clock.now_ms)
+    async with trio.open_nursery() as nursery:
+        if run:
+            await nursery.start(router.run)
+        yield Rig(context, disks)
+        nursery.cancel_scope.cancel()

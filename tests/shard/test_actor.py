@@ -1,0 +1,312 @@
+"""The shard actor: the output gate, batches, the bound, eviction, listings, and the end."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from idemactor.core.commands import Accept, Get, Release
+from idemactor.core.queries import (
+    Acknowledge,
+    Acknowledged,
+    IncidentsPage,
+    Inspect,
+    Inspected,
+    ListIncidents,
+    ListRecords,
+    NoSuchIncident,
+    RecordsPage,
+)
+from idemactor.core.record import State
+from idemactor.core.replies import (
+    Accepted,
+    Committed,
+    Completed,
+    Found,
+    InFlight,
+    Overloaded,
+    Released,
+    Reserved,
+    Stale,
+    Unavailable,
+    Unknown,
+)
+from idemactor.shard.actor import ShardSettings
+from idemactor.storage.memory import MemoryDisk
+from tests.shard.harness import NAMESPACE, START_MS, TENANT, commit, identity, reserve, running, slow
+
+pytestmark = pytest.mark.usefixtures("autojump_clock")
+
+ALL = ListRecords(TENANT, NAMESPACE, None, None, None, 0, 100)
+INCIDENTS = ListIncidents(TENANT, NAMESPACE, 0, 100)
+
+# ---------------------------------------------------------------------------------------------------- output gate
+
+
+async def test_no_answer_leaves_before_the_write_is_done() -> None:
+    disk = MemoryDisk(before_commit=slow(5))
+    async with running(disk) as rig:
+        (call,) = rig.send(reserve("k"))
+        await trio.sleep(4.9)
+        assert not call.answered
+        assert not disk.entries
+        await call.wait()
+        assert call.answered_at == 5
+        assert disk.entries[call.got(Reserved).token].identity == identity("k")
+
+
+async def test_reads_that_reveal_an_unflushed_write_wait_for_it() -> None:
+    disk = MemoryDisk(before_commit=slow(5))
+    async with running(disk) as rig:
+        beside = rig.send(reserve("k"), Get(identity("k")), Get(identity("other")))
+        listed = rig.query(ALL)
+        await trio.sleep(1)
+        behind = rig.send(Get(identity("k")))
+        await trio.sleep(3)
+        calls = [*beside, listed, *behind]
+        assert not any(call.answered for call in calls)
+        for call in calls:
+            assert await call.wait()
+            assert call.answered_at == 5
+        beside[1].got(Found)
+        behind[0].got(Found)
+        assert len(listed.got(RecordsPage).rows) == 1
+
+
+async def test_a_batch_that_only_reads_writes_nothing_but_asks_who_owns_the_shard() -> None:
+    async with running() as rig:
+        await rig.one(Get(identity("k")), Unknown)
+        assert rig.disk.commits == 0
+        assert rig.disk.latest_ms == 0
+        rig.disk.fenced = True
+        await rig.one(Get(identity("k")), Unavailable)
+
+
+# -------------------------------------------------------------------------------------------------------- batches
+
+
+async def test_a_batch_is_decided_in_order_and_later_commands_see_earlier_ones() -> None:
+    async with running() as rig:
+        calls = await rig.all(
+            reserve("k"),
+            reserve("k"),
+            Get(identity("k")),
+            commit("k", 1),
+            reserve("k"),
+            Release(identity("other"), 1),
+            Accept(identity("other")),
+        )
+        kinds = [type(call.answer) for call in calls]
+        assert kinds == [Reserved, InFlight, Found, Committed, Completed, Unknown, Accepted]
+        assert calls[2].got(Found).record.state is State.PENDING
+        assert rig.disk.commits == 1
+        assert rig.watch.batches == [7]
+
+
+async def test_what_waits_together_shares_one_commit() -> None:
+    disk = MemoryDisk(before_commit=slow(5))
+    async with running(disk) as rig:
+        first = rig.send(*(reserve(f"a{number}") for number in range(100)))
+        await trio.sleep(1)
+        second = [call for number in range(50) for call in rig.send(reserve(f"b{number}"))]
+        for call in [*first, *second]:
+            await call.wait()
+        assert {call.answered_at for call in first} == {5}
+        assert {call.answered_at for call in second} == {10}
+        assert disk.commits == 2
+
+
+async def test_a_batch_has_a_bound() -> None:
+    async with running(settings=ShardSettings(batch_max=10)) as rig:
+        await rig.all(*(reserve(f"k{number}") for number in range(25)))
+        assert rig.watch.batches == [10, 10, 5]
+
+
+async def test_tokens_rise_with_every_grant_of_a_shard() -> None:
+    async with running() as rig:
+        calls = await rig.all(*(reserve(f"k{number}") for number in range(5)))
+        assert [call.got(Reserved).token for call in calls] == [1, 2, 3, 4, 5]
+        await rig.one(Release(identity("k0"), 1), Released)
+        assert (await rig.one(reserve("k0"), Reserved)).token == 6
+        assert rig.disk.last_token == 6
+
+
+# ------------------------------------------------------------------------------------------------------ the bound
+
+
+async def test_what_the_mailbox_has_no_room_for_is_answered_at_once() -> None:
+    disk = MemoryDisk(before_commit=slow(5))
+    async with running(disk, settings=ShardSettings(mailbox_max=4)) as rig:
+        busy = rig.send(reserve("busy"))
+        await trio.sleep(1)
+        calls = rig.send(*(reserve(f"k{number}") for number in range(10)))
+        assert [call.answered for call in calls] == [False] * 4 + [True] * 6
+        assert all(isinstance(call.answer, Overloaded) for call in calls[4:])
+        for call in [*busy, *calls[:4]]:
+            await call.wait()
+            call.got(Reserved)
+        assert set(disk.ids) == {identity(key) for key in ("busy", "k0", "k1", "k2", "k3")}
+
+
+# ------------------------------------------------------------------------------------------------------- eviction
+
+
+async def test_an_idle_shard_leaves_memory_and_comes_back_with_the_next_message() -> None:
+    async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
+        token = (await rig.one(reserve("k"), Reserved)).token
+        await rig.one(commit("k", token), Committed)
+        await trio.sleep(9.9)
+        assert rig.shard.in_memory
+        await trio.sleep(0.2)
+        assert not rig.shard.in_memory
+        completed = await rig.one(reserve("k"), Completed)
+        assert completed.outcome == commit("k", token).outcome
+        assert (await rig.one(reserve("new"), Reserved)).token == token + 1
+        assert rig.watch.happened == ["evicted 0", "opened 0"]
+
+
+async def test_inspecting_neither_wakes_a_shard_nor_keeps_it_awake() -> None:
+    async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
+        await rig.one(reserve("k", lease_ms=60_000), Reserved)
+        seen = []
+        for _ in range(12):
+            await trio.sleep(1)
+            seen.append(await rig.found(Inspect(), Inspected))
+        assert rig.watch.happened == ["evicted 0"]
+        assert not rig.shard.in_memory
+        assert {(finding.tallies[0][1].pending, finding.oldest_pending_at) for finding in seen} == {(1, START_MS)}
+
+
+async def test_a_question_that_needs_the_file_wakes_the_shard_for_all_of_its_batch() -> None:
+    async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
+        await rig.one(reserve("k", lease_ms=60_000), Reserved)
+        await trio.sleep(11)
+        inspected, listed = rig.query(Inspect()), rig.query(ALL)
+        await listed.wait()
+        assert len(listed.got(RecordsPage).rows) == 1
+        assert inspected.got(Inspected).tallies[0][1].pending == 1
+        assert rig.shard.in_memory
+
+
+async def test_the_next_alarm_brings_an_evicted_shard_back() -> None:
+    async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
+        token = (await rig.one(reserve("k"), Reserved)).token
+        await rig.one(commit("k", token), Committed)
+        await trio.sleep(299)
+        assert rig.watch.happened == ["evicted 0"]
+        assert rig.disk.entries
+        await trio.sleep(2)
+        assert not rig.disk.entries
+        assert not rig.disk.tallies
+        await trio.sleep(11)
+        assert rig.watch.happened == ["evicted 0", "opened 0", "evicted 0"]
+        assert rig.census.total((TENANT, NAMESPACE)) == 0
+
+
+async def test_nobody_who_waits_is_evicted() -> None:
+    async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
+        await rig.one(reserve("k"), Reserved)
+        (waiter,) = rig.send(reserve("k", wait_ms=60_000))
+        await trio.sleep(59)
+        assert rig.shard.in_memory
+        assert not waiter.answered
+        await waiter.wait()
+        waiter.got(InFlight)
+
+
+async def test_tokens_go_on_after_an_eviction() -> None:
+    async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
+        tokens = []
+        for number in range(5):
+            tokens.append((await rig.one(reserve(f"k{number}"), Reserved)).token)
+            await trio.sleep(2)
+        assert tokens == [1, 2, 3, 4, 5]
+        assert rig.watch.happened.count("evicted 0") == 5
+
+
+# ------------------------------------------------------------------------------------------------------- operators
+
+
+async def test_a_listing_sees_what_was_decided_in_its_own_batch() -> None:
+    async with running() as rig:
+        rig.send(reserve("a"), reserve("b"), commit("b", 2))
+        page = await rig.found(ALL, RecordsPage)
+        assert [(id_, key, record.state) for id_, key, record in page.rows] == [
+            (1, "a", State.PENDING),
+            (2, "b", State.COMMITTED),
+        ]
+        assert page.next_after is None
+
+
+async def test_incidents_are_listed_and_acknowledged_once() -> None:
+    async with running() as rig:
+        await rig.one(reserve("k", lease_ms=1_000), Reserved)
+        await trio.sleep(2)
+        assert (await rig.one(reserve("k"), Reserved)).takeover
+        await rig.one(commit("k", 1), Stale)
+        page = await rig.found(INCIDENTS, IncidentsPage)
+        ((id_, incident),) = page.rows
+        assert (incident.token, incident.present_token, incident.outcome) == (1, 2, commit("k", 1).outcome)
+        assert rig.disk.tallies[TENANT, NAMESPACE].incidents == 1
+        await rig.found(Acknowledge("other", NAMESPACE, id_), NoSuchIncident)
+        await rig.found(Acknowledge(TENANT, NAMESPACE, id_ + 1), NoSuchIncident)
+        both = [rig.query(Acknowledge(TENANT, NAMESPACE, id_)) for _ in range(2)]
+        for call in both:
+            await call.wait()
+        assert [type(call.answer) for call in both] == [Acknowledged, NoSuchIncident]
+        await rig.found(Acknowledge(TENANT, NAMESPACE, id_), NoSuchIncident)
+        assert (await rig.found(INCIDENTS, IncidentsPage)).rows == ()
+        assert rig.disk.tallies[TENANT, NAMESPACE].incidents == 0
+
+
+async def test_an_acknowledgement_waits_for_the_disk_and_fails_with_it() -> None:
+    async with running() as rig:
+        await rig.one(reserve("k", lease_ms=1_000), Reserved)
+        await trio.sleep(2)
+        await rig.one(reserve("k"), Reserved)
+        await rig.one(commit("k", 1), Stale)
+        rig.disk.before_commit = slow(5)
+        call = rig.query(Acknowledge(TENANT, NAMESPACE, 1))
+        await trio.sleep(4)
+        assert not call.answered
+        await call.wait()
+        call.got(Acknowledged)
+
+
+# --------------------------------------------------------------------------------------------------------- the end
+
+
+async def test_close_answers_what_was_taken_and_returns(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk(before_commit=slow(5))
+    async with running(disk) as rig:
+        taken = rig.send(reserve("a"))
+        await trio.sleep(1)
+        taken += rig.send(reserve("b"), reserve("b", wait_ms=30_000))
+        rig.router.close()
+        for call in taken:
+            await call.wait()
+        assert [type(call.answer) for call in taken] == [Reserved, Reserved, InFlight]
+    assert autojump_clock.current_time() == 10
+
+
+async def test_close_does_not_wait_for_alarms_or_leases(autojump_clock: MockClock) -> None:
+    async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
+        await rig.one(reserve("k"), Reserved)
+        await trio.sleep(0.5)
+    assert autojump_clock.current_time() == 0.5
+    async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
+        await trio.sleep(2)
+        assert not rig.shard.in_memory
+    assert autojump_clock.current_time() == 2.5
+
+
+async def test_a_node_that_starts_again_knows_everything() -> None:
+    disk = MemoryDisk()
+    async with running(disk) as rig:
+        await rig.all(reserve("a"), commit("a", 1), reserve("b"), reserve("c"), Release(identity("c"), 3))
+    async with running(disk, start_ms=START_MS - 1_000_000) as rig:
+        await rig.one(reserve("a"), Completed)
+        await rig.one(reserve("b"), InFlight)
+        assert (await rig.one(reserve("c"), Reserved)).token == 4
+        assert rig.clock.now_ms() >= START_MS

@@ -1,0 +1,101 @@
+"""The mailbox: a bound, an order, and a reader that is never left asleep on mail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from idemactor.core.commands import Get
+from idemactor.shard.mailbox import Envelope, Mailbox
+from tests.shard.harness import Call, identity
+
+
+def letters(count: int) -> list[Envelope]:
+    command = Get(identity("k"))
+    return [Envelope(command, Call(command), number) for number in range(count)]
+
+
+def test_it_takes_what_there_is_room_for_and_says_how_many() -> None:
+    box = Mailbox(3)
+    sent = letters(5)
+    assert box.put(sent[:2]) == 2
+    assert box.put(sent[2:]) == 1
+    assert box.put(sent[3:]) == 0
+    assert len(box) == 3
+    assert box.take(10) == sent[:3]
+    assert len(box) == 0
+    assert box.put(sent[3:]) == 2
+
+
+def test_taking_goes_in_order_and_in_steps() -> None:
+    box = Mailbox(10)
+    sent = letters(5)
+    box.put(sent)
+    assert [box.take(2), box.take(2), box.take(2), box.take(2)] == [sent[:2], sent[2:4], sent[4:], []]
+
+
+async def test_mail_that_came_before_the_reader_slept_does_not_let_it_sleep(autojump_clock: MockClock) -> None:
+    box = Mailbox(10)
+    box.put(letters(1))
+    await box.wait(100)
+    assert trio.current_time() == 0
+    assert autojump_clock.current_time() == 0
+
+
+async def test_mail_that_the_reader_has_not_taken_keeps_it_awake(autojump_clock: MockClock) -> None:
+    box = Mailbox(10)
+    box.put(letters(3))
+    await box.wait(100)
+    box.take(1)
+    await box.wait(100)
+    assert autojump_clock.current_time() == 0
+
+
+@pytest.mark.parametrize("wake", [lambda box: box.ring(), lambda box: box.put(letters(1))], ids=["ring", "put"])
+async def test_a_sleeping_reader_is_woken(autojump_clock: MockClock, wake: Callable[[Mailbox], object]) -> None:
+    box = Mailbox(10)
+    woken: list[float] = []
+
+    async def read() -> None:
+        await box.wait(100)
+        woken.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await trio.sleep(1)
+        wake(box)
+        wake(box)
+    assert woken == [1]
+    assert autojump_clock.current_time() == 1
+
+
+async def test_a_ring_while_nobody_sleeps_counts_once(autojump_clock: MockClock) -> None:
+    box = Mailbox(10)
+    box.ring()
+    await box.wait(7)
+    assert autojump_clock.current_time() == 0
+    await box.wait(7)
+    assert autojump_clock.current_time() == 7
+
+
+async def test_a_reader_that_timed_out_is_woken_the_next_time(autojump_clock: MockClock) -> None:
+    box = Mailbox(10)
+    await box.wait(5)
+    box.put(letters(1))
+    await box.wait(5)
+    assert autojump_clock.current_time() == 5
+
+
+async def test_a_cancelled_reader_leaves_the_box_as_it_was(autojump_clock: MockClock) -> None:
+    box = Mailbox(10)
+    with trio.move_on_after(1) as scope:
+        await box.wait(100)
+    assert scope.cancelled_caught
+    sent = letters(2)
+    assert box.put(sent) == 2
+    await box.wait(100)
+    assert autojump_clock.current_time() == 1
+    assert box.take(10) == sent

@@ -1,0 +1,175 @@
+"""Random batches that a shard could write, and what is left of them: for every engine's tests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+from idemactor.core.fingerprint import Fingerprint
+from idemactor.core.keys import Identity
+from idemactor.core.record import EarlierToken, Entry, Incident, Outcome, Record, State, Tombstone
+from idemactor.core.tally import Tally, TallyKey
+from idemactor.storage.base import Batch, Engine, Opened, StoredIncident
+from idemactor.storage.memory import MemoryDisk
+
+NOW: Final = 1_700_000_000_000
+
+_TEXTS: Final = ("", "x", "worker-1", "größer", "日本語", "🦀", "a:b:c", "'; DROP TABLE records --", "nul\x00inside")
+
+
+def pending(entry_id: int, identity: Identity, **changes: object) -> Entry:
+    """An entry with a plain pending record; its fields may be overridden."""
+    fields: dict[str, object] = {
+        "state": State.PENDING,
+        "attempt": 1,
+        "token": entry_id,
+        "operation_id": f"operation-{entry_id}",
+        "first_seen_at": NOW,
+        "reserved_at": NOW,
+        "lease_expires_at": NOW + 1_000,
+    }
+    return Entry(entry_id, identity, Record(**(fields | changes)), None, NOW + 1_000)  # type: ignore[arg-type]
+
+
+def committed(entry_id: int, identity: Identity, **changes: object) -> Entry:
+    """An entry with a plain committed record; its fields may be overridden."""
+    fields: dict[str, object] = {
+        "state": State.COMMITTED,
+        "lease_expires_at": None,
+        "committed_at": NOW,
+        "expires_at": NOW + 2_000,
+        "outcome": Outcome(200, (), b"done"),
+    }
+    return pending(entry_id, identity, **(fields | changes))
+
+
+def name(key: str, namespace: str = "trade", tenant: str = "default") -> Identity:
+    """An identity, most of it the usual."""
+    return Identity(tenant, namespace, key)
+
+
+def outcome(rng: Random) -> Outcome:
+    """Any outcome."""
+    headers = tuple((rng.choice(_TEXTS), rng.choice(_TEXTS)) for _ in range(rng.randrange(3)))
+    body = rng.randbytes(rng.choice((0, 1, 40, 6_000)))
+    return Outcome(rng.randrange(100, 600), headers, body, omitted=rng.random() < 0.2)
+
+
+def _maybe(rng: Random, value: str | int) -> str | int | None:
+    return value if rng.random() < 0.5 else None
+
+
+def record(rng: Random, token: int, now: int) -> Record:
+    """Any record that makes sense."""
+    state = rng.choice(tuple(State))
+    done = state is State.COMMITTED
+    values: dict[str, object] = {
+        "request_id": _maybe(rng, rng.choice(_TEXTS)),
+        "lease_expires_at": None if done else now + rng.randrange(1_000),
+        "fingerprint": Fingerprint(rng.choice(_TEXTS), "v1") if rng.random() < 0.5 else None,
+        "holder": _maybe(rng, rng.choice(_TEXTS)),
+        "ttl_ms": _maybe(rng, 5_000),
+        "window_ms": _maybe(rng, 6_000),
+        "unresolved_expires_at": None if done else _maybe(rng, now + 9_000),
+        "committed_at": now if done else None,
+        "expires_at": now + rng.randrange(2_000) if done else None,
+        "accepted": done and rng.random() < 0.5,
+        "contested": rng.random() < 0.2,
+        "reason": _maybe(rng, rng.choice(_TEXTS)),
+        "outcome": outcome(rng) if done and rng.random() < 0.7 else None,
+        "earlier": tuple(EarlierToken(t, rng.random() < 0.5) for t in range(1, rng.randrange(1, 5))),
+    }
+    fixed = (state, rng.randrange(1, 9), token, f"operation-{token}", now - rng.randrange(50), now - rng.randrange(50))
+    return Record(*fixed, **values)  # type: ignore[arg-type]
+
+
+def entry(rng: Random, entry_id: int, identity: Identity, token: int, now: int) -> Entry:
+    """Any entry that makes sense."""
+    kept = record(rng, token, now) if rng.random() < 0.8 else None
+    tombstone = None
+    if kept is None or rng.random() < 0.3:
+        request_id = None if rng.random() < 0.5 else "request"
+        tombstone = Tombstone(max(1, token - 1), request_id, "old", now + rng.randrange(3_000), rng.random() < 0.5)
+    return Entry(entry_id, identity, kept, tombstone, now + rng.randrange(3_000) if rng.random() < 0.8 else None)
+
+
+@dataclass(slots=True)
+class Writer:
+    """Makes batches one after the other, as a shard would: ids are tokens, and ascend."""
+
+    rng: Random
+    disk: MemoryDisk = field(default_factory=MemoryDisk)
+    now: int = NOW
+    token: int = 0
+    used: set[Identity] = field(default_factory=set)
+
+    def batch(self) -> Batch:
+        """The next batch on what ``disk`` holds; it is not applied."""
+        rng, disk = self.rng, self.disk
+        self.now += rng.randrange(100)
+        self.token = max(self.token, disk.last_token)
+        batch = Batch(self.now, self.token)
+        for entry_id in rng.sample(sorted(disk.entries), min(len(disk.entries), rng.randrange(4))):
+            old = disk.entries[entry_id]
+            if rng.random() < 0.5:
+                batch.deletes.append(old)
+            else:
+                self.token += 1
+                batch.puts.append(entry(rng, old.id, old.identity, self.token, self.now))
+        for _ in range(rng.randrange(6)):
+            self._put_new(batch)
+        self._incidents(batch)
+        for key in rng.sample((("default", "trade"), ("default", "pay"), ("acme", "trade")), rng.randrange(3)):
+            batch.tallies[key] = Tally(*(rng.randrange(3) for _ in range(6)))
+        batch.last_token = self.token
+        return batch
+
+    def _put_new(self, batch: Batch) -> None:
+        rng = self.rng
+        identity = Identity(rng.choice(("default", "acme")), rng.choice(("trade", "pay")), f"k{rng.randrange(60)}")
+        busy = {e.identity for e in batch.puts}
+        gone = {e.identity for e in batch.deletes}
+        if identity in busy or (identity in self.disk.ids and identity not in gone):
+            return
+        self.token += 1
+        self.used.add(identity)
+        batch.puts.append(entry(rng, self.token, identity, self.token, self.now))
+
+    def _incidents(self, batch: Batch) -> None:
+        rng, disk = self.rng, self.disk
+        for _ in range(rng.randrange(2)):
+            late = outcome(rng) if rng.random() < 0.5 else None
+            identity = Identity("default", rng.choice(("trade", "pay")), "late")
+            token = rng.randrange(1, self.token + 2)
+            batch.incidents.append(Incident(identity, "op", token, rng.choice((None, 7)), self.now, late))
+            self.token = max(self.token, token)
+        for incident_id in rng.sample(sorted(disk.incidents), min(len(disk.incidents), rng.randrange(2))):
+            batch.acknowledged.append(incident_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """All that an engine tells about what it holds."""
+
+    last_token: int
+    latest_ms: int
+    tallies: dict[TallyKey, Tally]
+    entries: dict[Identity, Entry]
+    alarms: list[tuple[int, Identity]]
+    incidents: list[StoredIncident]
+
+
+async def picture(engine: Engine, opened: Opened, identities: set[Identity]) -> Picture:
+    """What an engine that was just opened holds of ``identities``, and in all."""
+    incidents: list[StoredIncident] = []
+    for namespace in ("pay", "trade"):
+        incidents += await engine.list_incidents("default", namespace, 0, 10_000)
+    return Picture(
+        opened.last_token,
+        opened.latest_ms,
+        opened.tallies,
+        await engine.load(sorted(identities)),
+        await engine.alarms(10_000),
+        incidents,
+    )

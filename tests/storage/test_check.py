@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from idemactor.core.keys import Identity, identity_hash, shard_of
+from idemactor.core.record import Entry, Incident, Outcome, State, Tombstone
+from idemactor.core.tally import Tally
+from idemactor.errors import StartError
+from idemactor.storage.base import Batch, CommitResult
+from idemactor.storage.check import Report, Severity, check_directory
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sqlite_file import Place, ShardFile
+from tests.storage.samples import NOW, committed, name, pending
+
+SHARDS = 2
+
+
+def identities(shard: int) -> list[Identity]:
+    found = [name(f"k{n}") for n in range(100)]
+    return [identity for identity in found if shard_of(identity_hash(identity), SHARDS) == shard]
+
+
+def fill(path: Path, *, tidy: bool) -> None:
+    """Two shards with one of everything; ``tidy`` off leaves all of it in the WALs."""
+    with DataDirectory.open(path, SHARDS) as data:
+        for shard in range(SHARDS):
+            keys = identities(shard)
+            file = ShardFile(Place(data.engine_path(shard), shard, SHARDS))
+            file.open()
+            entries = [
+                pending(1, keys[0]),
+                pending(2, keys[1], state=State.LAPSED, contested=True),
+                pending(3, keys[2], state=State.DOUBTED),
+                committed(4, keys[3], outcome=Outcome(200, (("a", "b"),), b"body")),
+                Entry(5, keys[4], None, Tombstone(5, "r", "o", NOW + 9), NOW + 9),
+                committed(6, keys[5], outcome=None),
+            ]
+            incident = Incident(keys[0], "o", 1, 2, NOW, Outcome(200))
+            tally = Tally(records=6, pending=1, in_doubt=2, committed=2, contested=1, incidents=1)
+            batch = Batch(NOW, 7, entries, [], [incident], [], {("default", "trade"): tally})
+            assert file.write(batch) is CommitResult.OK
+            file.close(tidy=tidy)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    fill(tmp_path / "data", tidy=True)
+    return tmp_path / "data"
+
+
+def snapshot(path: Path) -> dict[str, tuple[int, int, str]]:
+    files = {name: path / name for name in os.listdir(path)}
+    return {
+        name: (file.stat().st_mtime_ns, file.stat().st_ino, hashlib.sha256(file.read_bytes()).hexdigest())
+        for name, file in files.items()
+    }
+
+
+def damage(path: Path, sql: str, shard: int = 0) -> None:
+    connection = apsw.Connection(str(path / f"shard-000{shard}.db"))
+    connection.execute(sql).fetchall()
+    connection.close()
+
+
+def whats(report: Report) -> list[str]:
+    return [finding.what for finding in report.findings]
+
+
+@pytest.mark.parametrize("tidy", [True, False])
+def test_a_sound_directory_is_counted_and_left_as_it_is(tmp_path: Path, tidy: bool) -> None:
+    path = tmp_path / "data"
+    fill(path, tidy=tidy)
+    before = snapshot(path)
+    report = check_directory(path)
+    assert snapshot(path) == before
+    assert report.findings == ()
+    assert report.sound
+    for shard, found in enumerate(report.shards):
+        assert (found.shard, found.pending, found.lapsed, found.doubted, found.committed) == (shard, 1, 1, 1, 2)
+        assert (found.tombstones, found.incidents, found.last_token, found.latest_ms) == (1, 1, 7, NOW)
+        assert found.file_bytes > 0
+        assert (found.wal_bytes == 0) is tidy
+
+
+def test_a_directory_without_wals_or_locks_is_checked_as_well(path: Path) -> None:
+    for file in path.iterdir():
+        if file.suffix not in (".db", ".json"):
+            file.unlink()
+    before = snapshot(path)
+    assert check_directory(path).findings == ()
+    assert snapshot(path) == before
+
+
+def test_a_directory_in_use_is_refused(path: Path) -> None:
+    with DataDirectory.open(path), pytest.raises(StartError, match=f"in use by process {os.getpid()}"):
+        check_directory(path)
+    assert check_directory(path).sound
+
+
+def test_while_it_looks_no_server_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked(_: str) -> None:
+        with pytest.raises(StartError, match="in use"):
+            DataDirectory.open(path)
+
+    real = apsw.Connection
+    monkeypatch.setattr(apsw, "Connection", lambda *a, **k: (looked(""), real(*a, **k))[1])
+    assert check_directory(path).sound
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_what_is_no_data_directory_is_refused(tmp_path: Path, there: bool) -> None:
+    path = tmp_path / "other"
+    if there:
+        path.mkdir()
+    with pytest.raises(StartError, match=r"no idemactor\.json"):
+        check_directory(path)
+
+
+RECORD = "UPDATE records SET"
+
+DAMAGES = {
+    f"{RECORD} state = 4 WHERE id = 1": "a state that does not exist",
+    f"{RECORD} tomb_token = NULL WHERE id = 5": "neither record nor tombstone",
+    f"{RECORD} operation_id = NULL WHERE id = 1": "records that lack a field",
+    f"{RECORD} state = NULL, tomb_token = 1 WHERE id = 1": "fields of a record that is not there",
+    f"{RECORD} tomb_expires_at = NULL WHERE id = 5": "tombstones that lack a field",
+    f"{RECORD} tomb_expires_at = 1 WHERE id = 1": "fields of a tombstone that is not there",
+    f"{RECORD} committed_at = NULL WHERE id = 4": "without the time of commit",
+    f"{RECORD} lease_expires_at = 1 WHERE id = 4": "committed records with a lease",
+    f"{RECORD} lease_expires_at = NULL WHERE id = 3": "unsettled records without a lease",
+    f"{RECORD} expires_at = 1 WHERE id = 1": "what only a committed one has",
+    f"{RECORD} attempt = 0 WHERE id = 1": "an attempt below 1",
+    f"{RECORD} token = 1 WHERE id = 2": "a token below their entry's",
+    f"{RECORD} fingerprint = 'x' WHERE id = 1": "half a fingerprint",
+    f"{RECORD} earlier = '[' WHERE id = 1": "list of earlier tokens",
+    f"{RECORD} earlier = '[]' WHERE id = 1": "list of earlier tokens ",
+    f"{RECORD} accepted = 2 WHERE id = 4": "neither 0 nor 1",
+    f"{RECORD} alarm_at = NULL WHERE id = 1": "no alarm does",
+    f"{RECORD} token = 8 WHERE id = 1": "records with a token above the last one",
+    f"{RECORD} tomb_token = 8 WHERE id = 5": "tombstones with a token above",
+    f"{RECORD} reserved_at = {NOW + 1} WHERE id = 1": "times later than the shard's latest",
+    f"{RECORD} key = 'other' WHERE id = 1": "hash is not their key's",
+    f"{RECORD} token = 2, id = 0 WHERE id = 1": "tokens that two records have",
+    "UPDATE records SET (tomb_token, tomb_operation_id, tomb_expires_at, tomb_reported) = (1, 'o', 1, 0) WHERE id = 1": (
+        "token is their tombstone's"
+    ),
+    "DELETE FROM outcomes": "an outcome that is not there",
+    "UPDATE outcomes SET id = 99": "outcomes without a record",
+    "UPDATE outcomes SET headers = '{'": "outcomes that cannot be read",
+    "UPDATE incidents SET token = 8": "incidents with a token above",
+    f"UPDATE incidents SET at = {NOW + 1}": "incidents later than",
+    "UPDATE incidents SET body = NULL": "incidents whose outcome",
+    "UPDATE records SET (hash, key) = (SELECT hash, key FROM records WHERE id = 2) WHERE id = 1": "there twice",
+    "UPDATE tallies SET pending = 2": "the counts of namespace trade",
+    "DELETE FROM tallies": "the counts of namespace trade ",
+    "DELETE FROM incidents": "the counts of namespace trade of tenant default",
+    "INSERT INTO tallies VALUES ('default', 'pay', 1, 0, 0, 0, 0, 0)": "the counts of namespace pay",
+    "DELETE FROM meta": "its meta row is missing",
+    "UPDATE meta SET format = 9": "its meta row says format 9",
+    "UPDATE meta SET shard = 1": "it says it is shard 1 of 2, not 0 of 2",
+    "PRAGMA user_version = 9": "has format 9",
+    "PRAGMA application_id = 9": "not a file of idemactor",
+}
+
+
+@pytest.mark.parametrize("sql", DAMAGES)
+def test_every_kind_of_damage_is_found(path: Path, sql: str) -> None:
+    damage(path, sql)
+    before = snapshot(path)
+    report = check_directory(path)
+    assert snapshot(path) == before
+    assert any(DAMAGES[sql].strip() in what for what in whats(report)), whats(report)
+    assert not report.sound
+    assert {finding.shard for finding in report.findings} == {0}
+
+
+def test_a_key_of_another_shard_is_found(path: Path) -> None:
+    stranger = identities(1)[9]
+    damage(path, f"{RECORD} key = '{stranger.key}', hash = {identity_hash(stranger)} WHERE id = 1")
+    assert whats(check_directory(path)) == ["entries that belong to another shard: 1 (id 1)"]
+
+
+def test_files_that_were_swapped_are_found(path: Path) -> None:
+    (path / "shard-0000.db").rename(path / "x")
+    (path / "shard-0001.db").rename(path / "shard-0000.db")
+    (path / "x").rename(path / "shard-0001.db")
+    report = check_directory(path)
+    assert {finding.shard for finding in report.findings} == {0, 1}
+    assert "it says it is shard 1 of 2, not 0 of 2" in whats(report)
+
+
+def test_a_missing_file_is_found_and_the_other_still_checked(path: Path) -> None:
+    (path / "shard-0000.db").unlink()
+    report = check_directory(path)
+    assert [found.shard for found in report.shards] == [1]
+    assert [finding.shard for finding in report.findings] == [0]
+    assert not (path / "shard-0000.db").exists()
+
+
+def test_a_file_too_many_is_a_warning(path: Path) -> None:
+    (path / "shard-0002.db").write_bytes(b"")
+    report = check_directory(path)
+    assert [finding.severity for finding in report.findings] == [Severity.WARNING]
+    assert report.sound
+
+
+def scribble(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    # The page of an index, its cells gone: the header and the tables stay readable.
+    for page in range(3, len(content) // 4096):
+        if content[page * 4096] == 0x0A:
+            content[page * 4096 + 100 : (page + 1) * 4096] = b"\x55" * (4096 - 100)
+            break
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size - 4096)
+
+
+@pytest.mark.parametrize("spoil", [scribble, cut])
+def test_a_damaged_page_is_found(path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(path / "shard-0000.db")
+    report = check_directory(path)
+    assert not report.sound
+    assert {finding.shard for finding in report.findings} == {0}
+    assert [found.shard for found in report.shards][-1] == 1
+
+
+def test_a_finding_names_a_few_ids_and_never_a_key(path: Path) -> None:
+    damage(path, f"{RECORD} attempt = 0")
+    (what,) = whats(check_directory(path))
+    assert what.endswith(": 5 (id 1, 2, 3, 4, 6)")
+    damage(path, "INSERT INTO outcomes SELECT value, 200, '[]', x'', 0 FROM generate_series(20, 40)")
+    assert any(what.endswith(": 21 (id 20, 21, 22, 23, 24, ...)") for what in whats(check_directory(path)))

@@ -1,0 +1,423 @@
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import apsw
+import pytest
+import trio
+
+from idemactor.core.keys import Identity
+from idemactor.errors import StorageError
+from idemactor.storage import pace, rows, schema, sqlite_create, sqlite_file, sqlite_reads
+from idemactor.storage.base import Batch, CommitResult, RecordQuery, StateFilter
+from idemactor.storage.sqlite import SqliteEngine
+from idemactor.storage.sqlite_create import create_file
+from tests.storage.contract import EngineContract
+from tests.storage.lossy_vfs import LossyDisk
+from tests.storage.samples import NOW, committed, name, pending
+
+
+class FilePlace:
+    def __init__(self, path: Path, durability: sqlite_file.Durability = "full") -> None:
+        self.path = path
+        self.durability = durability
+
+    def engine(self) -> SqliteEngine:
+        return SqliteEngine(self.path, create=True, threads="never", durability=self.durability)
+
+
+class TestSqliteEngine(EngineContract):
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> FilePlace:
+        return FilePlace(tmp_path / "shard.db")
+
+
+class TestSqliteEngineOfOneProcess(EngineContract):
+    @pytest.fixture
+    def disk(self, tmp_path: Path) -> FilePlace:
+        return FilePlace(tmp_path / "shard.db", "process")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "shard.db"
+    create_file(file, 0, 1)
+    return file
+
+
+@pytest.fixture
+def lossy() -> Iterator[LossyDisk]:
+    disk = LossyDisk(Random(1))
+    yield disk
+    disk.close()
+
+
+@pytest.fixture
+async def engine(path: Path, lossy: LossyDisk) -> AsyncIterator[SqliteEngine]:
+    engine = SqliteEngine(path, threads="never", vfs=lossy.name)
+    await engine.open()
+    assert await engine.commit(ONE) is CommitResult.OK
+    yield engine
+    await engine.close()
+
+
+ONE = Batch(NOW, 1, puts=[pending(1, name("one"))])
+TWO = Batch(NOW, 2, puts=[pending(2, name("two"))])
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+async def holds(engine: SqliteEngine) -> list[int]:
+    found = await engine.load([name("one"), name("two")])
+    return sorted(entry.id for entry in found.values())
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+
+async def refusal(engine: SqliteEngine) -> str:
+    with pytest.raises(StorageError) as caught:
+        await engine.open()
+    assert await engine.commit(ONE) is CommitResult.FAILED
+    return str(caught.value)
+
+
+async def test_a_missing_file_is_never_made_anew(tmp_path: Path) -> None:
+    assert "is missing" in await refusal(SqliteEngine(tmp_path / "shard.db", threads="never"))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("pragma", "value", "words"),
+    [("application_id", 1, "not a file of idemactor"), ("user_version", schema.FORMAT + 1, "start the release")],
+)
+async def test_a_file_of_another_program_or_of_a_newer_release_is_refused(
+    path: Path, pragma: str, value: int, words: str
+) -> None:
+    connection = apsw.Connection(str(path))
+    connection.pragma(pragma, value)
+    connection.close()
+    assert words in await refusal(SqliteEngine(path, threads="never"))
+
+
+async def test_what_is_no_database_is_refused(path: Path) -> None:
+    overwrite(path, b"no database at all, but long enough to be looked at" * 100)
+    assert "cannot be opened" in await refusal(SqliteEngine(path, threads="never"))
+
+
+async def test_another_shards_file_is_refused(path: Path) -> None:
+    assert "shard 0 of 1, not 1 of 1" in await refusal(SqliteEngine(path, shard=1, threads="never"))
+    assert "shard 0 of 1, not 0 of 2" in await refusal(SqliteEngine(path, shards=2, threads="never"))
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal"])
+async def test_a_file_deleted_while_in_use_fails_the_next_commit(engine: SqliteEngine, path: Path, suffix: str) -> None:
+    path.with_name(path.name + suffix).unlink()
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    assert "deleted or replaced" in str(engine.last_error)
+    if suffix == "":
+        with pytest.raises(StorageError, match="is missing"):
+            await engine.reopen()
+        assert path.name not in os.listdir(path.parent)
+
+
+async def test_a_file_replaced_while_in_use_fails_the_next_commit(engine: SqliteEngine, path: Path) -> None:
+    create_file(path.with_name("other.db"), 0, 1)
+    path.with_name("other.db").rename(path)
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    with pytest.raises(StorageError, match="was replaced"):
+        await engine.reopen()
+
+
+async def test_a_file_deleted_while_evicted_is_not_made_anew(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path / "shard.db", create=True, threads="never")
+    await engine.open()
+    await engine.close()
+    (tmp_path / "shard.db").unlink()
+    with pytest.raises(StorageError, match="is missing"):
+        await engine.open()
+
+
+# ---------------------------------------------------------------------------------------------------------- what fails
+
+
+async def test_a_failed_sync_is_unknown_and_reopening_makes_it_durable(engine: SqliteEngine, lossy: LossyDisk) -> None:
+    lossy.failing_syncs = 1
+    assert await engine.commit(TWO) is CommitResult.UNKNOWN
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    with pytest.raises(StorageError):
+        await holds(engine)
+    await engine.reopen()
+    assert await holds(engine) == [1, 2]
+    assert all(not inode.dirty for inode in lossy.inodes.values())
+
+
+async def test_reopening_fails_while_the_disk_does(engine: SqliteEngine, lossy: LossyDisk) -> None:
+    lossy.failing_syncs = 3
+    assert await engine.commit(TWO) is CommitResult.UNKNOWN
+    for _ in range(2):
+        with pytest.raises(StorageError):
+            await engine.reopen()
+        assert await engine.confirm() is CommitResult.FAILED
+    await engine.reopen()
+    assert await engine.commit(TWO) is CommitResult.OK
+
+
+async def test_a_full_disk_keeps_nothing_of_the_batch(engine: SqliteEngine, lossy: LossyDisk) -> None:
+    lossy.free_bytes = 6_000
+    assert await engine.commit(TWO) is CommitResult.UNKNOWN
+    assert isinstance(engine.last_error, apsw.FullError)
+    lossy.free_bytes = None
+    await engine.reopen()
+    assert await holds(engine) == [1]
+    assert await engine.commit(TWO) is CommitResult.OK
+
+
+async def test_a_read_that_fails_is_a_storage_error(path: Path, engine: SqliteEngine, lossy: LossyDisk) -> None:
+    await engine.close()
+    engine = SqliteEngine(path, threads="never", vfs=lossy.name)
+    await engine.open()
+    lossy.failing_reads = 1
+    with pytest.raises(StorageError, match="cannot be read"):
+        await holds(engine)
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    await engine.reopen()
+    assert await holds(engine) == [1]
+    await engine.close()
+
+
+async def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: SqliteEngine) -> None:
+    poison = pending(2, name("two"), holder="\ud800")
+    assert await engine.commit(Batch(NOW, 2, puts=[pending(1, name("one"), attempt=9), poison])) is CommitResult.FAILED
+    await engine.reopen()
+    assert await engine.load([name("one"), name("two")]) == {name("one"): ONE.puts[0]}
+
+
+async def test_a_file_locked_by_another_program_fails_the_batch(
+    engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_MS", 1)
+    await engine.reopen()
+    other = apsw.Connection(str(path))
+    other.execute("BEGIN IMMEDIATE")
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    other.execute("ROLLBACK")
+    other.close()
+    await engine.reopen()
+    assert await engine.commit(TWO) is CommitResult.OK
+
+
+async def test_a_failed_checkpoint_shows_at_the_next_commit(
+    engine: SqliteEngine, lossy: LossyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 1)
+    await engine.reopen()
+    assert await engine.commit(TWO) is CommitResult.OK
+    lossy.failing_syncs = 1
+    await engine.maintain()
+    assert lossy.failing_syncs == 0
+    assert await engine.confirm() is CommitResult.FAILED
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    await engine.reopen()
+    assert await holds(engine) == [1, 2]
+
+
+# ---------------------------------------------------------------------------------------------------- what is damaged
+
+
+async def test_two_keys_with_one_hash_are_two_keys(engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (rows, sqlite_reads):
+        monkeypatch.setattr(module, "identity_hash", lambda _: 7)
+    entries = {identity: pending(n, identity) for n, identity in enumerate(map(name, "abc"), 2)}
+    assert await engine.commit(Batch(NOW, 4, puts=list(entries.values()))) is CommitResult.OK
+    assert await engine.load([name("b")]) == {name("b"): entries[name("b")]}
+    assert await engine.load([name("nobody")]) == {}
+    assert await engine.load([*map(name, "cab"), name("nobody")]) == entries
+
+
+async def test_a_key_that_is_there_twice_gets_no_answer(engine: SqliteEngine) -> None:
+    assert await engine.commit(Batch(NOW, 2, puts=[pending(2, name("one"))])) is CommitResult.OK
+    with pytest.raises(StorageError, match="same key"):
+        await engine.load([name("one")])
+
+
+async def test_a_lost_outcome_is_never_replayed_as_none(engine: SqliteEngine, path: Path) -> None:
+    assert await engine.commit(Batch(NOW, 2, puts=[committed(2, name("two"))])) is CommitResult.OK
+    other = apsw.Connection(str(path))
+    other.execute("DELETE FROM outcomes")
+    other.close()
+    with pytest.raises(StorageError, match="outcome"):
+        await engine.load([name("two")])
+
+
+# -------------------------------------------------------------------------------------------------- syncs and the WAL
+
+
+async def test_a_full_commit_is_one_sync_and_a_process_commit_none(path: Path, lossy: LossyDisk) -> None:
+    for durability, syncs in (("full", 1), ("process", 0)):
+        engine = SqliteEngine(path, threads="never", vfs=lossy.name, durability=durability)  # type: ignore[arg-type]
+        await engine.open()
+        await engine.commit(ONE)
+        before = lossy.synced
+        await engine.commit(TWO)
+        assert lossy.synced - before == syncs
+        assert 0 < engine.last_sync_s < engine.last_commit_s
+        await engine.close()
+
+
+@pytest.mark.parametrize("maintained", [True, False])
+async def test_the_wal_is_bounded(
+    engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch, maintained: bool
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_LIMIT_PAGES", 60)
+    await engine.reopen()
+    longest = 0
+    for n in range(100):
+        entry = committed(n + 2, name(f"k{n}"))
+        assert await engine.commit(Batch(NOW, n + 2, puts=[entry])) is CommitResult.OK
+        longest = max(longest, engine.wal_pages)
+        if maintained:
+            await engine.maintain()
+    pages = path.with_name("shard.db-wal").stat().st_size / sqlite_file.FRAME_BYTES
+    assert longest <= pages < (40 if maintained else 80)
+
+
+async def test_a_reader_that_stays_does_not_make_every_commit_a_checkpoint(
+    engine: SqliteEngine, path: Path, lossy: LossyDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 10)
+    monkeypatch.setattr(sqlite_file, "CHECKPOINT_LIMIT_PAGES", 10)
+    await engine.reopen()
+    reader = apsw.Connection(str(path))
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM meta").fetchall()
+    before = lossy.synced
+    for n in range(30):
+        assert await engine.commit(Batch(NOW, n + 2, puts=[pending(n + 2, name(f"k{n}"))])) is CommitResult.OK
+    assert lossy.synced - before < 30 + 15
+    reader.execute("COMMIT")
+    reader.close()
+    assert await engine.commit(Batch(NOW, 40, puts=[pending(40, name("last"))])) is CommitResult.OK
+    await engine.reopen()
+    assert path.with_name("shard.db-wal").stat().st_size < 20 * sqlite_file.FRAME_BYTES
+
+
+async def test_closing_moves_the_wal_into_the_file(engine: SqliteEngine, path: Path) -> None:
+    wal = path.with_name("shard.db-wal")
+    assert wal.stat().st_size > 0
+    await engine.close()
+    assert wal.stat().st_size == 0
+    await engine.open()
+    assert await holds(engine) == [1]
+
+
+def test_settings_are_what_the_module_says(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    assert connection.pragma("journal_mode") == "wal"
+    assert connection.pragma("page_size") == sqlite_create.PAGE_BYTES
+    assert connection.pragma("application_id") == schema.APPLICATION_ID
+    assert connection.pragma("user_version") == schema.FORMAT
+    connection.close()
+
+
+def test_every_listing_uses_an_index(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+    for state in (None, *StateFilter):
+        for contested in (None, True, False):
+            query = RecordQuery("default", "trade", NOW, state, contested, NOW)
+            sql, bindings = rows.listing_sql(query, 0, 10)
+            (plan,) = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings).fetchall()
+            assert "SEARCH records USING INDEX" in str(plan[3])
+            assert "(tenant=? AND namespace=? AND id>?)" in str(plan[3])
+    connection.close()
+
+
+# ------------------------------------------------------------------------------------------------------------- threads
+
+
+async def thread_of_commit(engine: SqliteEngine, monkeypatch: pytest.MonkeyPatch) -> int:
+    threads: list[int] = []
+    write = sqlite_file.ShardFile.write
+
+    def spying(file: sqlite_file.ShardFile, batch: Batch) -> CommitResult:
+        threads.append(threading.get_ident())
+        return write(file, batch)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sqlite_file.ShardFile, "write", spying)
+        assert await engine.commit(TWO) is CommitResult.OK
+    return threads[0]
+
+
+async def test_threads_may_be_forced(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SqliteEngine(path, threads="always")
+    await engine.open()
+    assert await thread_of_commit(engine, monkeypatch) != threading.get_ident()
+    assert await holds(engine) == [2]
+    await engine.close()
+
+
+async def test_a_commit_that_is_cancelled_in_its_thread_is_still_carried_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = SqliteEngine(path, threads="always")
+    await engine.open()
+    write = sqlite_file.ShardFile.write
+
+    def cancelling(file: sqlite_file.ShardFile, batch: Batch) -> CommitResult:
+        trio.from_thread.run_sync(scope.cancel)
+        return write(file, batch)
+
+    monkeypatch.setattr(sqlite_file.ShardFile, "write", cancelling)
+    with trio.CancelScope() as scope:
+        await engine.commit(TWO)
+    assert scope.cancel_called
+    assert await holds(engine) == [2]
+    await engine.close()
+
+
+async def test_a_slow_disk_is_waited_for_in_a_thread(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = SqliteEngine(path, threads="auto")
+    await engine.open()
+    here = threading.get_ident()
+    monkeypatch.setattr(pace, "STALL_S", 1e9)
+    monkeypatch.setattr(pace, "SLOW_S", 1e9)
+    assert await thread_of_commit(engine, monkeypatch) == here
+    monkeypatch.setattr(pace, "STALL_S", 0.0)
+    monkeypatch.setattr(pace, "SLOW_S", 0.0)
+    assert await thread_of_commit(engine, monkeypatch) == here
+    assert engine.threaded
+    assert await thread_of_commit(engine, monkeypatch) != here
+    await engine.close()
+
+
+def test_pace_changes_its_mind_at_two_thresholds() -> None:
+    measured = pace.Pace()
+
+    def after(seconds: float, times: int) -> bool:
+        for _ in range(times):
+            measured.observe(seconds)
+        return measured.slow
+
+    between = (pace.SLOW_S + pace.FAST_S) / 2
+    assert not after(pace.FAST_S / 2, 50)
+    assert not after(pace.STALL_S * 0.99, 1)
+    assert not after(between, 100)
+    assert after(pace.SLOW_S * 1.5, 100)
+    assert after(between, 100)
+    assert not after(pace.FAST_S / 2, 100)
+    assert after(pace.STALL_S, 1)
+
+
+async def test_identities_come_back_as_identities(engine: SqliteEngine) -> None:
+    (found,) = await engine.load([name("one")])
+    assert type(found) is Identity
+    assert replace(ONE.puts[0], identity=found) == ONE.puts[0]

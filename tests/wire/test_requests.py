@@ -1,0 +1,390 @@
+"""The members of a call to its command: what each member takes and refuses, in both dialects."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from idemactor.core.commands import (
+    Accept,
+    Command,
+    Commit,
+    Doubt,
+    Extend,
+    Forget,
+    Get,
+    Release,
+    Reserve,
+    Resolve,
+    Verdict,
+)
+from idemactor.core.fingerprint import CALLER_RULE, Fingerprint, FingerprintRule, Number, fingerprint_of
+from idemactor.core.keys import Identity
+from idemactor.core.policy import OnDuplicate, Policy
+from idemactor.core.record import Outcome
+from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.wire.calls import CALLS
+from idemactor.wire.requests import BATCH_OPS, COMMAND_OPS, OPERATOR_OPS, Dialect, Scope, command_from
+
+SCOPE = Scope("acme", "trade", Policy(), operator=True)
+WHO = Identity("acme", "trade", "k")
+
+MINIMAL: dict[str, dict[str, object]] = {
+    "reserve": {"key": "k"},
+    "accept": {"key": "k"},
+    "commit": {"key": "k", "token": 7},
+    "release": {"key": "k", "token": 7},
+    "extend": {"key": "k", "token": 7, "lease_ms": 1},
+    "doubt": {"key": "k", "token": 7},
+    "resolve": {"key": "k", "token": 7, "verdict": "released"},
+    "get": {"key": "k"},
+    "forget": {"key": "k"},
+}
+
+both_dialects = pytest.mark.parametrize("dialect", list(Dialect))
+
+
+def scope_with(**rule: Any) -> Scope:
+    return replace(SCOPE, policy=Policy(fingerprint=FingerprintRule(**rule)))
+
+
+def refused_field(op: str, members: dict[str, object], dialect: Dialect, scope: Scope = SCOPE, **more: Any) -> str | None:
+    with pytest.raises(InvalidRequest) as caught:
+        command_from(op, members, scope, dialect, **more)
+    assert caught.value.code is Code.INVALID_REQUEST
+    assert caught.value.detail
+    return caught.value.field
+
+
+# ------------------------------------------------------------------------------------------------- what is understood
+
+
+@both_dialects
+@pytest.mark.parametrize(
+    ("op", "members", "command"),
+    [
+        ("reserve", {}, Reserve(WHO)),
+        (
+            "reserve",
+            {
+                "fingerprint": "f" * 128,
+                "request_id": "r" * 128,
+                "lease_ms": 86_400_000,
+                "ttl_ms": 400 * 86_400_000,
+                "wait_ms": 60_000,
+                "holder": "h" * 128,
+                "on_duplicate": "reject",
+            },
+            Reserve(
+                WHO,
+                request_id="r" * 128,
+                fingerprint=Fingerprint("f" * 128, CALLER_RULE),
+                lease_ms=86_400_000,
+                ttl_ms=400 * 86_400_000,
+                wait_ms=60_000,
+                holder="h" * 128,
+                on_duplicate=OnDuplicate.REJECT,
+            ),
+        ),
+        ("reserve", {"window_ms": 1, "lease_ms": 1, "wait_ms": 0}, Reserve(WHO, window_ms=1, lease_ms=1)),
+        ("accept", {}, Accept(WHO)),
+        (
+            "accept",
+            {
+                "request_id": "é😀",
+                "ttl_ms": 1,
+                "holder": "",
+                "on_duplicate": "replay",
+                "outcome": {"status": 100},
+            },
+            Accept(
+                WHO,
+                request_id="é😀",
+                ttl_ms=1,
+                holder="",
+                on_duplicate=OnDuplicate.REPLAY,
+                outcome=Outcome(100),
+            ),
+        ),
+        ("commit", {}, Commit(WHO, 7)),
+        (
+            "commit",
+            {"token": 2**53 - 1, "ttl_ms": 5, "outcome": {"status": 599, "headers": [["a", ""]], "body": "é"}},
+            Commit(WHO, 2**53 - 1, Outcome(599, (("a", ""),), "é".encode()), 5),
+        ),
+        ("release", {"token": 1}, Release(WHO, 1)),
+        ("release", {"reason": "a\tb\r\nc"}, Release(WHO, 7, "a\tb\r\nc")),
+        ("extend", {"lease_ms": 30_000}, Extend(WHO, 7, 30_000)),
+        ("doubt", {"reason": "r" * 512}, Doubt(WHO, 7, "r" * 512)),
+        ("resolve", {}, Resolve(WHO, 7, Verdict.RELEASED)),
+        (
+            "resolve",
+            {"verdict": "committed", "outcome": {"status": 200}},
+            Resolve(WHO, 7, Verdict.COMMITTED, Outcome(200)),
+        ),
+        ("get", {}, Get(WHO)),
+        ("forget", {}, Forget(WHO)),
+        ("forget", {"force": True}, Forget(WHO, force=True)),
+        ("forget", {"force": False}, Forget(WHO)),
+    ],
+)
+def test_commands(op: str, members: dict[str, object], command: Command, dialect: Dialect) -> None:
+    assert command_from(op, MINIMAL[op] | members, SCOPE, dialect) == command
+
+
+def test_names_and_text_may_come_as_bin_over_rpc() -> None:
+    members: dict[str, object] = {
+        "key": "é".encode(),
+        "request_id": b"r",
+        "holder": b"h",
+        "fingerprint": b"f",
+        "on_duplicate": b"reject",
+        "outcome": {"status": 200, "headers": [[b"a", "b"]], "body": b"\xff"},
+    }
+    assert command_from("accept", members, SCOPE, Dialect.MSGPACK) == Accept(
+        Identity("acme", "trade", "é"),
+        request_id="r",
+        holder="h",
+        fingerprint=Fingerprint("f", CALLER_RULE),
+        on_duplicate=OnDuplicate.REJECT,
+        outcome=Outcome(200, (("a", "b"),), b"\xff"),
+    )
+    resolve: dict[str, object] = {"key": b"k", "token": 7, "verdict": b"released"}
+    assert command_from("resolve", resolve, SCOPE, Dialect.MSGPACK) == Resolve(WHO, 7, Verdict.RELEASED)
+
+
+@pytest.mark.parametrize("name", ["key", "request_id", "holder", "fingerprint", "on_duplicate"])
+@pytest.mark.parametrize(("dialect", "value"), [(Dialect.JSON, b"replay"), (Dialect.MSGPACK, b"\xff")])
+def test_bytes_that_are_no_text_here(name: str, dialect: Dialect, value: bytes) -> None:
+    assert refused_field("reserve", MINIMAL["reserve"] | {name: value}, dialect) == name
+
+
+@both_dialects
+@pytest.mark.parametrize("op", sorted(COMMAND_OPS))
+def test_null_is_as_if_absent(op: str, dialect: Dialect) -> None:
+    optional = {field.name for field in CALLS[op] if not field.required}
+    if dialect is Dialect.JSON:
+        optional -= {field.name for field in CALLS[op] if field.rpc_only}
+    members = MINIMAL[op] | dict.fromkeys(optional)
+    assert command_from(op, members, SCOPE, dialect) == command_from(op, MINIMAL[op], SCOPE, dialect)
+
+
+@both_dialects
+@pytest.mark.parametrize("op", sorted(COMMAND_OPS))
+def test_a_required_member_that_is_missing_or_null(op: str, dialect: Dialect) -> None:
+    required = [field.name for field in CALLS[op] if field.required]
+    assert "key" in required
+    for name in required:
+        without = {key: value for key, value in MINIMAL[op].items() if key != name}
+        assert refused_field(op, without, dialect) == name
+        assert refused_field(op, without | {name: None}, dialect) == name
+
+
+def test_each_call_builds_what_its_table_says() -> None:
+    replaced = {"payload", "payload_json", "key"}
+    for op, table in CALLS.items():
+        built = type(command_from(op, MINIMAL[op], SCOPE, Dialect.JSON))
+        assert {field.name for field in table} - replaced == {field.name for field in fields(built)} - {"identity"}
+
+
+# ------------------------------------------------------------------------------------------------------ what is refused
+
+NO_INTEGERS: list[object] = [True, False, 1.0, 1e3, "1", b"1", Number("1.0"), Number("1e3"), Number("-0"), [], {}]
+NO_TEXT: list[object] = [1, True, 1.5, [], {}, Number("1.0")]
+NO_CLEAN_TEXT: list[object] = [*NO_TEXT, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800", "a\udfffb"]
+
+BAD: dict[str, tuple[list[str], list[object]]] = {
+    "key": (
+        sorted(COMMAND_OPS),
+        [*NO_CLEAN_TEXT, "", " ", "\u2003", "a\nb", "a\tb", "k" * 257],
+    ),
+    "token": (
+        ["commit", "release", "extend", "doubt", "resolve"],
+        [*NO_INTEGERS, 0, -1, 2**53, 2**64, Number("9" * 30)],
+    ),
+    "lease_ms": (["reserve", "extend"], [*NO_INTEGERS, 0, -1, 86_400_001]),
+    "ttl_ms": (["reserve", "accept", "commit"], [*NO_INTEGERS, 0, -1, 400 * 86_400_000 + 1]),
+    "window_ms": (["reserve", "accept"], [*NO_INTEGERS, 0, -1, 400 * 86_400_000 + 1]),
+    "wait_ms": (["reserve"], [*NO_INTEGERS, -1, 60_001]),
+    "request_id": (["reserve", "accept"], [*NO_CLEAN_TEXT, "", "a\nb", "r" * 129]),
+    "holder": (["reserve", "accept"], [*NO_CLEAN_TEXT, "a\nb", "r" * 129]),
+    "fingerprint": (["reserve", "accept"], [*NO_CLEAN_TEXT, "", "a\nb", "r" * 129]),
+    "reason": (["release", "doubt"], [*NO_CLEAN_TEXT, "a\x0bb", "r" * 513]),
+    "on_duplicate": (["reserve", "accept"], [*NO_TEXT, "", "Replay", "replay ", "hold"]),
+    "verdict": (["resolve"], [*NO_TEXT, "", "Committed", "in_doubt"]),
+    "force": (["forget"], [0, 1, "true", b"true", [], {}]),
+    "payload_json": ([], [1, True, {}, "", "{", "NaN", '{"a":1,"a":2}', '"\\ud800"', b"\xff", "1e1000000000"]),
+}
+
+
+def test_every_member_has_its_bad_values() -> None:
+    tested = set(BAD) | {"payload", "outcome"}
+    assert tested == {field.name for table in CALLS.values() for field in table}
+
+
+@both_dialects
+@pytest.mark.parametrize(
+    ("op", "name", "value"),
+    [(op, name, value) for name, (ops, values) in BAD.items() for op in ops for value in values],
+)
+def test_bad_values(op: str, name: str, value: object, dialect: Dialect) -> None:
+    assert refused_field(op, MINIMAL[op] | {name: value}, dialect) == name
+
+
+@pytest.mark.parametrize("value", BAD["payload_json"][1])
+def test_bad_payload_json(value: object) -> None:
+    assert refused_field("reserve", {"key": "k", "payload_json": value}, Dialect.MSGPACK) == "payload_json"
+
+
+@both_dialects
+@pytest.mark.parametrize("op", sorted(COMMAND_OPS))
+def test_unknown_members_are_named(op: str, dialect: Dialect) -> None:
+    known = {field.name for field in CALLS[op]}
+    others = {field.name for table in CALLS.values() for field in table} - known
+    for name in [*sorted(others), "namespace", "op", "Key", "key ", "tenant", ""]:
+        assert refused_field(op, MINIMAL[op] | {name: None}, dialect) == name
+    with pytest.raises(InvalidRequest, match="lease_msec"):
+        command_from(op, MINIMAL[op] | {"lease_msec": 5}, SCOPE, dialect)
+
+
+def test_the_name_of_an_unknown_member_is_cut() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        command_from("get", {"key": "k", "x" * 100_000: 1}, SCOPE, Dialect.JSON)
+    assert len(caught.value.detail) < 200
+    assert caught.value.field == "x" * 64
+
+
+def test_a_refusal_never_quotes_a_value() -> None:
+    secret = "s3cr3t"
+    for name, value in [("key", secret + "\x00"), ("lease_ms", secret), ("outcome", secret), ("on_duplicate", secret)]:
+        op = "accept" if name == "outcome" else "reserve"
+        with pytest.raises(InvalidRequest) as caught:
+            command_from(op, MINIMAL[op] | {name: value}, SCOPE, Dialect.JSON)
+        assert secret not in str(caught.value)
+
+
+@both_dialects
+@pytest.mark.parametrize("op", ["", "Reserve", "ping", "batch", "acknowledge"])
+def test_no_such_command(op: str, dialect: Dialect) -> None:
+    assert refused_field(op, {"key": "k"}, dialect) == "op"
+
+
+# -------------------------------------------------------------------------------------------------- members together
+
+
+@both_dialects
+@pytest.mark.parametrize("op", ["reserve", "accept"])
+def test_members_that_exclude_each_other(op: str, dialect: Dialect) -> None:
+    assert refused_field(op, {"key": "k", "ttl_ms": 1, "window_ms": 1}, dialect) == "window_ms"
+    assert refused_field(op, {"key": "k", "fingerprint": "f", "payload": 1}, dialect) == "payload"
+    assert refused_field(op, {"key": "k", "payload": False, "fingerprint": "f"}, dialect) == "payload"
+    command = command_from(op, {"key": "k", "payload": None, "fingerprint": "f"}, SCOPE, dialect)
+    assert isinstance(command, Reserve | Accept)
+    assert command.fingerprint == Fingerprint("f", CALLER_RULE)
+
+
+def test_payload_json_stands_alone_and_is_for_rpc_alone() -> None:
+    for beside in ({"payload": 1}, {"fingerprint": "f"}):
+        members = {"key": "k", "payload_json": "1", **beside}
+        assert refused_field("reserve", members, Dialect.MSGPACK) == "payload_json"
+    assert refused_field("reserve", {"key": "k", "payload_json": "1"}, Dialect.JSON) == "payload_json"
+
+
+def test_the_key_may_come_in_the_header() -> None:
+    def command(members: dict[str, object], header_key: str | None) -> Command:
+        return command_from("get", members, SCOPE, Dialect.JSON, header_key=header_key)
+
+    assert command({}, "k") == Get(WHO)
+    assert command({"key": None}, "k") == Get(WHO)
+    assert command({"key": "k"}, "k") == Get(WHO)
+    assert command({"key": "k"}, None) == Get(WHO)
+    assert refused_field("get", {"key": "K"}, Dialect.JSON, header_key="k") == "key"
+    assert refused_field("get", {"key": ""}, Dialect.JSON, header_key="k") == "key"
+    assert refused_field("get", {}, Dialect.JSON) == "key"
+
+
+def test_batches() -> None:
+    assert BATCH_OPS == COMMAND_OPS - {"forget"}
+    for op in BATCH_OPS:
+        assert command_from(op, MINIMAL[op], SCOPE, Dialect.JSON, in_batch=True)
+    assert refused_field("forget", MINIMAL["forget"], Dialect.JSON, in_batch=True) == "op"
+    for wait_ms in (0, 5):
+        members = MINIMAL["reserve"] | {"wait_ms": wait_ms}
+        assert refused_field("reserve", members, Dialect.JSON, in_batch=True) == "wait_ms"
+    assert command_from("reserve", {"key": "k", "wait_ms": None}, SCOPE, Dialect.JSON, in_batch=True) == Reserve(WHO)
+
+
+def test_only_operators() -> None:
+    assert OPERATOR_OPS == {"resolve", "forget"}
+    caller = replace(SCOPE, operator=False)
+    for op in COMMAND_OPS - OPERATOR_OPS:
+        assert command_from(op, MINIMAL[op], caller, Dialect.JSON)
+    for op in OPERATOR_OPS:
+        with pytest.raises(RequestError) as caught:
+            command_from(op, MINIMAL[op], caller, Dialect.JSON)
+        assert caught.value.code is Code.FORBIDDEN
+
+
+# ----------------------------------------------------------------------------------------------------------- payloads
+
+
+def fingerprint(members: dict[str, object], dialect: Dialect, scope: Scope = SCOPE) -> Fingerprint | None:
+    command = command_from("reserve", {"key": "k", **members}, scope, dialect)
+    assert isinstance(command, Reserve)
+    return command.fingerprint
+
+
+@both_dialects
+@pytest.mark.parametrize("payload", [0, False, "", "text", [], {}, {"a": [1, None]}, 1.5])
+def test_a_payload_is_fingerprinted_by_the_rule_of_the_namespace(payload: object, dialect: Dialect) -> None:
+    for rule in ({}, {"exclude": ("/at",)}, {"include": ("/a",)}):
+        scope = scope_with(**rule)
+        expected = fingerprint_of(payload, scope.policy.fingerprint)
+        assert fingerprint({"payload": payload}, dialect, scope) == expected
+
+
+def test_payload_json_is_the_payload_that_it_holds() -> None:
+    exact = fingerprint({"payload": Number("1.00000000000000000001")}, Dialect.JSON)
+    assert fingerprint({"payload_json": "1.00000000000000000001"}, Dialect.MSGPACK) == exact
+    assert fingerprint({"payload_json": b'{"a":[1.0]}'}, Dialect.MSGPACK) == fingerprint(
+        {"payload": {"a": [1]}}, Dialect.JSON
+    )
+
+
+def test_a_null_in_payload_json_is_a_payload_and_a_null_payload_is_none() -> None:
+    assert fingerprint({"payload_json": "null"}, Dialect.MSGPACK) == fingerprint_of(None, FingerprintRule())
+    assert fingerprint({"payload": None}, Dialect.MSGPACK) is None
+    assert fingerprint({"payload": None}, Dialect.JSON) is None
+
+
+def test_bytes_are_compared_as_they_are_whatever_the_rule_names() -> None:
+    for rule in ({}, {"include": ("/a",)}, {"exclude": ("/a",)}):
+        scope = scope_with(**rule)
+        one = fingerprint({"payload": b"one"}, Dialect.MSGPACK, scope)
+        two = fingerprint({"payload": b"two"}, Dialect.MSGPACK, scope)
+        text = fingerprint({"payload": "one"}, Dialect.MSGPACK, scope)
+        assert one is not None
+        assert two is not None
+        assert text is not None
+        assert len({one.value, two.value, text.value}) == 3
+        assert one.rule == two.rule == scope.policy.fingerprint.rule_id
+        assert one == fingerprint({"payload": b"one"}, Dialect.MSGPACK, scope)
+
+
+@both_dialects
+@pytest.mark.parametrize("payload", [float("nan"), float("inf"), "\ud800", {"a": "\udcff"}, Number("1e1000000000")])
+def test_payloads_without_a_meaning(payload: object, dialect: Dialect) -> None:
+    assert refused_field("reserve", {"key": "k", "payload": payload}, dialect) == "payload"
+
+
+@both_dialects
+def test_a_namespace_may_require_a_fingerprint(dialect: Dialect) -> None:
+    scope = scope_with(required=True)
+    for op in ("reserve", "accept"):
+        assert refused_field(op, {"key": "k"}, dialect, scope) == "fingerprint"
+        assert refused_field(op, {"key": "k", "payload": None}, dialect, scope) == "fingerprint"
+        assert command_from(op, {"key": "k", "payload": 0}, scope, dialect)
+        assert command_from(op, {"key": "k", "fingerprint": "f"}, scope, dialect)
+    assert command_from("get", {"key": "k"}, scope, dialect) == Get(WHO)
