@@ -9,6 +9,7 @@ import contextlib
 import functools
 import logging
 import random
+import resource
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -29,8 +30,14 @@ from idemactor.server.auth import TENANT_DEFAULT, Authenticator
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
 from idemactor.server.http_app import build_app
-from idemactor.server.http_guard import HttpDoor
-from idemactor.server.listeners import SocketListener, bind_listeners, server_ssl_context
+from idemactor.server.http_guard import ALPN_PROTOCOLS, HttpDoor, HttpLimits
+from idemactor.server.listeners import (
+    CONNECTIONS_MAX_DEFAULT,
+    AcceptLimits,
+    SocketListener,
+    bind_listeners,
+    server_ssl_context,
+)
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.router import Router
@@ -40,6 +47,12 @@ from idemactor.storage.sqlite import SqliteEngine
 
 DRAIN_SECONDS_MAX: Final = 30.0
 """How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
+
+DESCRIPTORS_KEPT: Final = 64
+"""Descriptors for everything that is neither a connection nor a shard: logs, locks, the loop, name look-ups."""
+
+DESCRIPTORS_PER_SHARD: Final = 5
+"""A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
 
 _log = logging.getLogger(__name__)
 
@@ -64,17 +77,19 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             router = Router(_shards(config, engines, clock, observer), observer)
             authenticator = Authenticator(config.tokens, config.namespaces)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
-            async with _bound(config.http) as http, _bound(config.rpc) as rpc:
-                await _serve(context, http, rpc, announce)
+            async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
+                await _serve(context, http, rpc, _connections_max(directory.shards), announce)
 
 
 async def _serve(
     context: ServerContext,
     http: Sequence[SocketListener],
     rpc: Sequence[SocketListener],
+    connections_max: int,
     announce: Callable[[str], None],
 ) -> None:
-    http_door = HttpDoor(build_app(context), observer=DoorObserver(context.observer, "http"))
+    limits = HttpLimits(connections_max=connections_max)
+    http_door = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     rpc_door = RpcDoor(context)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
@@ -84,7 +99,8 @@ async def _serve(
                 await doors.start(functools.partial(http_door.serve, http))
             if rpc:
                 observer = DoorObserver(context.observer, "rpc")
-                await doors.start(functools.partial(rpc_door.serve, rpc, observer=observer))
+                accept = AcceptLimits(connections_max=connections_max)
+                await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
             announce(_ready_line(http, rpc))
             logs.log_event(_log, logging.INFO, "ready")
             await anext(aiter(signals))
@@ -107,9 +123,7 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 
 
 @contextlib.asynccontextmanager
-async def _opened(
-    directory: DataDirectory, durability: Durability
-) -> AsyncIterator[list[tuple[Engine, Opened]]]:
+async def _opened(directory: DataDirectory, durability: Durability) -> AsyncIterator[list[tuple[Engine, Opened]]]:
     """Every shard's engine, open, with what it said; closed in the end, whoever had them meanwhile."""
     engines: list[tuple[Engine, Opened]] = []
     try:
@@ -172,10 +186,23 @@ def _check_namespaces(config: ServerConfig, opened: Sequence[Opened]) -> None:
 # --------------------------------------------------------------------------------------------------------------- doors
 
 
+def _connections_max(shards: int) -> int:
+    """How many connections a door may have open: the shards' files must never go without a descriptor for them."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // 2
+    return max(1, min(CONNECTIONS_MAX_DEFAULT, left)) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX_DEFAULT
+
+
 @contextlib.asynccontextmanager
-async def _bound(door: DoorSection) -> AsyncIterator[list[SocketListener]]:
+async def _bound(door: DoorSection, alpn: Sequence[str] = ()) -> AsyncIterator[list[SocketListener]]:
     """A door's listeners; closed in the end, also where another address cannot be had."""
-    tls = server_ssl_context(door.tls_cert, door.tls_key, door.client_ca) if door.tls_cert and door.tls_key else None
+    tls = None
+    if door.tls_cert is not None and door.tls_key is not None:
+        tls = server_ssl_context(door.tls_cert, door.tls_key, door.client_ca, alpn=alpn)
     listeners = bind_listeners(door.bind, tls)
     try:
         yield listeners

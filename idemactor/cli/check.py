@@ -21,7 +21,7 @@ EXIT_CANNOT_CHECK: Final = 2
 def check(data_dir: Path, as_json: bool) -> None:
     """Check the files of DATA_DIR and change nothing.
 
-    Exit code 0: clean; 1: problems were found; 2: it cannot be checked.
+    Exit code 0: sound, though a warning may be said; 1: an error was found; 2: it cannot be checked.
     """
     # Only here: `--help` needs no storage engine.
     from idemactor.storage.check import check_directory
@@ -34,8 +34,9 @@ def check(data_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), default=str))
     else:
-        for problem in report.problems:
-            click.echo(str(problem))
-        click.echo(f"{data_dir}: {f'problems: {len(report.problems)}' if report.problems else 'clean'}")
-    if report.problems:
+        for finding in report.findings:
+            where = "" if finding.shard is None else f"shard {finding.shard}: "
+            click.echo(f"{where}{finding.severity}: {finding.what}")
+        click.echo(f"{data_dir}: {f'findings: {len(report.findings)}' if report.findings else 'clean'}")
+    if not report.sound:
         raise SystemExit(EXIT_PROBLEMS)

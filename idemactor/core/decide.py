@@ -392,13 +392,14 @@ def _extend(
         return Decision(Stale(record.attempt))
     if record.state is State.DOUBTED:
         return Decision(_in_doubt(record))
-    lease_end = min(now + command.lease_ms, record.reserved_at + policy.lease_total_max_ms)
-    kept = replace(
-        record,
-        state=State.PENDING,
-        lease_expires_at=lease_end,
-        unresolved_expires_at=_unresolved_end(lease_end, policy),
-    )
+    # A maximum that was lowered meanwhile takes back nothing that was granted under the old one.
+    furthest = max(record.reserved_at + policy.lease_total_max_ms, _known(record.lease_expires_at))
+    lease_end = min(now + command.lease_ms, furthest)
+    unresolved_end = _unresolved_end(lease_end, policy)
+    if lease_end <= now and unresolved_end is not None:
+        # Nothing was gained: asking for more time is no reason to give the operation up sooner than was stored.
+        unresolved_end = record.unresolved_expires_at
+    kept = replace(record, state=State.PENDING, lease_expires_at=lease_end, unresolved_expires_at=unresolved_end)
     return Decision(Extended(lease_end), _entry(entry.id, entry.identity, kept, tombstone), changed=True)
 
 

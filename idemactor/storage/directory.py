@@ -229,14 +229,14 @@ def _create(path: Path, shards: int) -> Meta:
 
 
 def _discard_unfinished(path: Path) -> None:
-    files = sorted(path.glob("shard-*.db"))
-    for file in files:
+    for file in sorted(path.glob("shard-*.db")):
         if not holds_nothing(file):
             raise StartError(
                 f"data directory {path} has {file.name} with keys in it but no {META_NAME};"
                 " put that back from a backup, or name a new directory"
             )
-    for file in files:
+    # What SQLite keeps beside them, and what never got its name, goes with them.
+    for file in path.glob("shard-*.db*"):
         file.unlink()
 
 

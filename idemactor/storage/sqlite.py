@@ -1,8 +1,8 @@
 """The embedded engine: one SQLite file a shard. What blocks is in ``sqlite_file.py``; this decides where it runs.
 
 A fast disk is waited for on the event loop, since a hop to a thread costs as much as the write. A disk that turns out
-to be slow is waited for in a thread, so that the other shards go on. Opening and closing, which sync more than once
-and happen seldom, always go to a thread under ``auto``.
+to be slow is waited for in a thread, so that the other shards go on. Opening, closing and checkpoints, which sync more
+than once and happen seldom, always go to a thread under ``auto``.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class SqliteEngine:
 
     async def close(self) -> None:
         """Let go of the file; what is in its WAL is moved into it first."""
-        await self._run(lambda: self._file.close(tidy=True), thread=True)
+        # Also on behalf of a caller that is being cancelled: what was opened is closed.
+        with trio.CancelScope(shield=True):
+            await self._run(lambda: self._file.close(tidy=True), thread=True)
 
     async def load(self, identities: Sequence[Identity]) -> dict[Identity, Entry]:
         """The entries of those identities that have one."""
@@ -111,7 +113,7 @@ class SqliteEngine:
     async def maintain(self) -> None:
         """Housekeeping that no answer needs to wait for: call it after the answers of a batch have left."""
         if self._file.wants_maintenance:
-            await self._run(self._file.maintain, thread=self._writes.slow)
+            await self._run(self._file.maintain, thread=True)
 
     async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
         """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""

@@ -184,15 +184,14 @@ def _batch() -> Schema:
 def _open_paths() -> Schema:
     """What needs no namespace. All but the metrics are open to everyone."""
     text = {"text/plain": {"schema": {"type": "string"}}}
+    anything = {_JSON: {"schema": {"type": "object"}}}
     return {
         "/livez": {"get": _plain("livez", "Whether the process is alive", _status("ok"), open_to_all=True)},
         "/readyz": {
             "get": _plain("readyz", "Whether every shard can answer", _status("ready"), _NOT_NOW, open_to_all=True)
         },
         "/metrics": {"get": _plain("metrics", "Metrics for Prometheus", text, ("Unauthenticated", "Forbidden"))},
-        "/openapi.json": {
-            "get": _plain("openapi", "This document", {_JSON: {"schema": {"type": "object"}}}, open_to_all=True)
-        },
+        "/openapi.json": {"get": _plain("openapi", "This document", anything, open_to_all=True)},
     }
 
 

@@ -117,7 +117,9 @@ def _batch_schema() -> Schema:
 
 def _op_schema(op: str) -> Schema:
     schema = request_schema(tuple(field for field in CALLS[op] if field.name != "wait_ms"))
-    schema["properties"] = {"op": {"const": op}, "namespace": NAMESPACE, **schema["properties"]}
+    # No header brings the key of a call in a batch.
+    key = {"key": dict(fields.KEY.schema)}
+    schema["properties"] = {"op": {"const": op}, "namespace": NAMESPACE, **schema["properties"], **key}
     schema["required"] = ["op", "namespace", "key", *schema["required"]]
     return schema
 

@@ -7,7 +7,6 @@ import runpy
 import sys
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from idemactor import __version__
 from idemactor.cli.main import main
 from idemactor.config import ServerConfig
 from idemactor.errors import StartError, StorageError
+from idemactor.storage.check import Finding, Report, Severity
 
 
 class FakeNode(types.ModuleType):
@@ -134,10 +134,8 @@ def test_the_package_runs_as_a_module(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert (caught.value.code, capsys.readouterr().out) == (0, f"idemactor {__version__}\n")
 
 
-@dataclass(frozen=True)
-class FakeReport:
-    problems: tuple[str, ...]
-    records: int = 3
+def report(*findings: Finding) -> Report:
+    return Report(Path("data"), (), findings)
 
 
 class FakeCheck(types.ModuleType):
@@ -146,9 +144,9 @@ class FakeCheck(types.ModuleType):
     def __init__(self) -> None:
         super().__init__("idemactor.storage.check")
         self.paths: list[Path] = []
-        self.answer: FakeReport | Exception = FakeReport(())
+        self.answer: Report | Exception = report()
 
-    def check_directory(self, path: Path) -> FakeReport:
+    def check_directory(self, path: Path) -> Report:
         self.paths.append(path)
         if isinstance(self.answer, Exception):
             raise self.answer
@@ -168,16 +166,23 @@ def test_check_of_a_clean_directory(checker: FakeCheck) -> None:
     assert checker.paths == [Path("some/data")]
 
 
-def test_check_lists_problems(checker: FakeCheck) -> None:
-    checker.answer = FakeReport(("shard 0: torn", "shard 1: gone"))
+def test_check_lists_findings(checker: FakeCheck) -> None:
+    checker.answer = report(Finding(0, Severity.ERROR, "torn"), Finding(None, Severity.WARNING, "extra"))
     result = invoke("check", "data")
-    assert (result.exit_code, result.stdout) == (1, "shard 0: torn\nshard 1: gone\ndata: problems: 2\n")
+    assert (result.exit_code, result.stdout) == (1, "shard 0: error: torn\nwarning: extra\ndata: findings: 2\n")
+
+
+def test_a_warning_alone_is_said_and_no_failure(checker: FakeCheck) -> None:
+    checker.answer = report(Finding(1, Severity.WARNING, "odd"))
+    result = invoke("check", "data")
+    assert (result.exit_code, result.stdout) == (0, "shard 1: warning: odd\ndata: findings: 1\n")
 
 
 def test_check_as_json(checker: FakeCheck) -> None:
-    checker.answer = FakeReport(("torn",))
+    checker.answer = report(Finding(0, Severity.ERROR, "torn"))
     result = invoke("check", "--json", "data")
-    assert (result.exit_code, json.loads(result.stdout)) == (1, {"problems": ["torn"], "records": 3})
+    findings = [{"shard": 0, "severity": "error", "what": "torn"}]
+    assert (result.exit_code, json.loads(result.stdout)) == (1, {"path": "data", "shards": [], "findings": findings})
 
 
 @pytest.mark.parametrize("error", [StorageError("in use"), StartError("in use"), OSError("in use")])

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -37,8 +37,9 @@ from idemactor.core.replies import Reply
 from idemactor.core.tally import Tally, TallyKey
 from tests.core.model import Answer, Model
 
-EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "150"))
-STEPS = 50
+EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "100"))
+STEPS = 30
+NO_PHASES = {Phase.shrink, Phase.explain}
 
 KEYS = (
     Identity("acme", "trade", "a"),
@@ -413,6 +414,7 @@ LedgerAgainstModel.TestCase.settings = settings(
     stateful_step_count=STEPS,
     deadline=None,
     print_blob=True,
+    phases=[p for p in Phase if p not in NO_PHASES],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 test_the_ledger_is_the_contract = LedgerAgainstModel.TestCase

@@ -65,12 +65,12 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def running(
-    *, shards: int = 3, tokens: Sequence[TokenEntry] = (), mailbox_max: int = 4_096, run: bool = True
+    clock: trio.abc.Clock, *, shards: int = 3, tokens: Sequence[TokenEntry] = (), mailbox_max: int = 4_096, run: bool = True
 ) -> AsyncIterator[Rig]:
-    """A context whose shards run on trio's clock; ``run=False``: their tasks never start, so that none answers."""
+    """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
     census, rng = Census(), random.Random(7)
-    clock = Clock(START_MS, trio.current_time)
+    time = Clock(START_MS, clock.current_time)
     disks = [MemoryDisk() for _ in range(shards)]
     actors = []
     for number, disk in enumerate(disks):
@@ -82,7 +82,7 @@ async def running(
                 engine,
                 POLICIES,
                 census,
-                clock,
+                time,
                 lambda: rng.getrandbits(ENTROPY_BITS),
                 metrics,
                 ShardSettings(mailbox_max=mailbox_max),
@@ -90,7 +90,7 @@ async def running(
             )
         )
     router = Router(actors, metrics)
-    context = ServerContext(router, POLICIES, Authenticator(tokens, POLICIES), metrics, metrics, clock.now_ms)
+    context = ServerContext(router, POLICIES, Authenticator(tokens, POLICIES), metrics, metrics, time.now_ms)
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)

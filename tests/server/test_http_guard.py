@@ -283,6 +283,16 @@ async def test_drain_cuts_off_at_drain_ms(autojump_clock: trio.testing.MockClock
     assert it.ended_at == pytest.approx(100 + LIMITS.drain_ms / 1_000)
 
 
+async def test_connection_that_comes_while_draining_is_closed(autojump_clock: trio.testing.MockClock) -> None:
+    client, server = trio.testing.memory_stream_pair()
+    door = HttpDoor(echo)
+    door.drain()
+    door.drain()
+    await door.handle(server, GET)
+    assert autojump_clock.current_time() == 0
+    assert await client.receive_some(1) == b""
+
+
 async def test_last_request_of_a_connection_says_so(autojump_clock: trio.testing.MockClock) -> None:
     async def client(it: Talk) -> None:
         await it.client.send_all(GET * 3)

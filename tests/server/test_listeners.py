@@ -7,7 +7,6 @@ import errno
 import os
 import socket
 import stat
-import subprocess
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,6 +33,8 @@ from idemactor.server.listeners import (
 PEM: Final = Path(__file__).parent.parent / "system" / "http_hostile"
 CERT: Final = PEM / "test_only_cert.pem"
 KEY: Final = PEM / "test_only_key.pem"
+LOCKED_KEY: Final = PEM / "test_only_locked_key.pem"
+"""The same key behind a passphrase, which nobody is there to type."""
 
 
 @dataclass
@@ -369,13 +370,11 @@ async def test_impossible_address_is_a_start_error(address: str) -> None:
 
 def test_tls_files_that_cannot_be_used_are_start_errors(tmp_path: Path) -> None:
     server_ssl_context(CERT, KEY, CERT, alpn=["http/1.1"])
-    locked = tmp_path / "locked.pem"
-    subprocess.run(["openssl", "pkey", "-in", KEY, "-aes256", "-passout", "pass:secret", "-out", locked], check=True)
     for cert, key, client_ca in (
         (tmp_path / "none", KEY, None),
         (CERT, tmp_path / "none", None),
         (CERT, CERT, None),
-        (CERT, locked, None),
+        (CERT, LOCKED_KEY, None),
         (CERT, KEY, tmp_path / "none"),
         (CERT, KEY, KEY),
     ):

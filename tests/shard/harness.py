@@ -1,16 +1,18 @@
 """Shards on memory disks, and callers that note every answer and the moment it came.
 
-Time is trio's: run these under ``MockClock(autojump_threshold=0)`` (pytest-trio's ``autojump_clock``).
+Time is trio's: tests with ``on_mock_time`` never sleep for real.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 import trio
+from trio.testing import MockClock
 
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock
@@ -34,6 +36,17 @@ NAMESPACE: Final = "trade"
 OK: Final = Outcome(200, (("content-type", "text/plain"),), b"done \x00\xff")
 
 A = TypeVar("A")
+P = ParamSpec("P")
+
+
+def on_mock_time(test: Callable[P, Awaitable[None]]) -> Callable[P, None]:
+    """Run an async test on a clock that jumps to the next deadline as soon as every task sleeps."""
+
+    @functools.wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        trio.run(functools.partial(test, *args, **kwargs), clock=MockClock(autojump_threshold=0))
+
+    return run
 
 
 def identity(key: str) -> Identity:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
 import trio
-from trio.testing import MockClock
 
 from idemactor.core.commands import Accept, Get, Release
 from idemactor.core.queries import (
@@ -34,9 +32,7 @@ from idemactor.core.replies import (
 )
 from idemactor.shard.actor import ShardSettings
 from idemactor.storage.memory import MemoryDisk
-from tests.shard.harness import NAMESPACE, START_MS, TENANT, commit, identity, reserve, running, slow
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+from tests.shard.harness import NAMESPACE, START_MS, TENANT, commit, identity, on_mock_time, reserve, running, slow
 
 ALL = ListRecords(TENANT, NAMESPACE, None, None, None, 0, 100)
 INCIDENTS = ListIncidents(TENANT, NAMESPACE, 0, 100)
@@ -44,6 +40,7 @@ INCIDENTS = ListIncidents(TENANT, NAMESPACE, 0, 100)
 # ---------------------------------------------------------------------------------------------------- output gate
 
 
+@on_mock_time
 async def test_no_answer_leaves_before_the_write_is_done() -> None:
     disk = MemoryDisk(before_commit=slow(5))
     async with running(disk) as rig:
@@ -56,6 +53,7 @@ async def test_no_answer_leaves_before_the_write_is_done() -> None:
         assert disk.entries[call.got(Reserved).token].identity == identity("k")
 
 
+@on_mock_time
 async def test_reads_that_reveal_an_unflushed_write_wait_for_it() -> None:
     disk = MemoryDisk(before_commit=slow(5))
     async with running(disk) as rig:
@@ -74,6 +72,7 @@ async def test_reads_that_reveal_an_unflushed_write_wait_for_it() -> None:
         assert len(listed.got(RecordsPage).rows) == 1
 
 
+@on_mock_time
 async def test_a_batch_that_only_reads_writes_nothing_but_asks_who_owns_the_shard() -> None:
     async with running() as rig:
         await rig.one(Get(identity("k")), Unknown)
@@ -86,6 +85,7 @@ async def test_a_batch_that_only_reads_writes_nothing_but_asks_who_owns_the_shar
 # -------------------------------------------------------------------------------------------------------- batches
 
 
+@on_mock_time
 async def test_a_batch_is_decided_in_order_and_later_commands_see_earlier_ones() -> None:
     async with running() as rig:
         calls = await rig.all(
@@ -104,6 +104,7 @@ async def test_a_batch_is_decided_in_order_and_later_commands_see_earlier_ones()
         assert rig.watch.batches == [7]
 
 
+@on_mock_time
 async def test_what_waits_together_shares_one_commit() -> None:
     disk = MemoryDisk(before_commit=slow(5))
     async with running(disk) as rig:
@@ -117,12 +118,14 @@ async def test_what_waits_together_shares_one_commit() -> None:
         assert disk.commits == 2
 
 
+@on_mock_time
 async def test_a_batch_has_a_bound() -> None:
     async with running(settings=ShardSettings(batch_max=10)) as rig:
         await rig.all(*(reserve(f"k{number}") for number in range(25)))
         assert rig.watch.batches == [10, 10, 5]
 
 
+@on_mock_time
 async def test_tokens_rise_with_every_grant_of_a_shard() -> None:
     async with running() as rig:
         calls = await rig.all(*(reserve(f"k{number}") for number in range(5)))
@@ -135,6 +138,7 @@ async def test_tokens_rise_with_every_grant_of_a_shard() -> None:
 # ------------------------------------------------------------------------------------------------------ the bound
 
 
+@on_mock_time
 async def test_what_the_mailbox_has_no_room_for_is_answered_at_once() -> None:
     disk = MemoryDisk(before_commit=slow(5))
     async with running(disk, settings=ShardSettings(mailbox_max=4)) as rig:
@@ -152,6 +156,7 @@ async def test_what_the_mailbox_has_no_room_for_is_answered_at_once() -> None:
 # ------------------------------------------------------------------------------------------------------- eviction
 
 
+@on_mock_time
 async def test_an_idle_shard_leaves_memory_and_comes_back_with_the_next_message() -> None:
     async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
         token = (await rig.one(reserve("k"), Reserved)).token
@@ -166,6 +171,7 @@ async def test_an_idle_shard_leaves_memory_and_comes_back_with_the_next_message(
         assert rig.watch.happened == ["evicted 0", "opened 0"]
 
 
+@on_mock_time
 async def test_inspecting_neither_wakes_a_shard_nor_keeps_it_awake() -> None:
     async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
         await rig.one(reserve("k", lease_ms=60_000), Reserved)
@@ -178,6 +184,7 @@ async def test_inspecting_neither_wakes_a_shard_nor_keeps_it_awake() -> None:
         assert {(finding.tallies[0][1].pending, finding.oldest_pending_at) for finding in seen} == {(1, START_MS)}
 
 
+@on_mock_time
 async def test_a_question_that_needs_the_file_wakes_the_shard_for_all_of_its_batch() -> None:
     async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
         await rig.one(reserve("k", lease_ms=60_000), Reserved)
@@ -189,6 +196,7 @@ async def test_a_question_that_needs_the_file_wakes_the_shard_for_all_of_its_bat
         assert rig.shard.in_memory
 
 
+@on_mock_time
 async def test_the_next_alarm_brings_an_evicted_shard_back() -> None:
     async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
         token = (await rig.one(reserve("k"), Reserved)).token
@@ -204,6 +212,7 @@ async def test_the_next_alarm_brings_an_evicted_shard_back() -> None:
         assert rig.census.total((TENANT, NAMESPACE)) == 0
 
 
+@on_mock_time
 async def test_nobody_who_waits_is_evicted() -> None:
     async with running(settings=ShardSettings(evict_after_ms=10_000)) as rig:
         await rig.one(reserve("k"), Reserved)
@@ -215,6 +224,7 @@ async def test_nobody_who_waits_is_evicted() -> None:
         waiter.got(InFlight)
 
 
+@on_mock_time
 async def test_tokens_go_on_after_an_eviction() -> None:
     async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
         tokens = []
@@ -228,6 +238,7 @@ async def test_tokens_go_on_after_an_eviction() -> None:
 # ------------------------------------------------------------------------------------------------------- operators
 
 
+@on_mock_time
 async def test_a_listing_sees_what_was_decided_in_its_own_batch() -> None:
     async with running() as rig:
         rig.send(reserve("a"), reserve("b"), commit("b", 2))
@@ -239,6 +250,7 @@ async def test_a_listing_sees_what_was_decided_in_its_own_batch() -> None:
         assert page.next_after is None
 
 
+@on_mock_time
 async def test_incidents_are_listed_and_acknowledged_once() -> None:
     async with running() as rig:
         await rig.one(reserve("k", lease_ms=1_000), Reserved)
@@ -260,6 +272,7 @@ async def test_incidents_are_listed_and_acknowledged_once() -> None:
         assert rig.disk.tallies[TENANT, NAMESPACE].incidents == 0
 
 
+@on_mock_time
 async def test_an_acknowledgement_waits_for_the_disk_and_fails_with_it() -> None:
     async with running() as rig:
         await rig.one(reserve("k", lease_ms=1_000), Reserved)
@@ -277,7 +290,8 @@ async def test_an_acknowledgement_waits_for_the_disk_and_fails_with_it() -> None
 # --------------------------------------------------------------------------------------------------------- the end
 
 
-async def test_close_answers_what_was_taken_and_returns(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_close_answers_what_was_taken_and_returns() -> None:
     disk = MemoryDisk(before_commit=slow(5))
     async with running(disk) as rig:
         taken = rig.send(reserve("a"))
@@ -287,20 +301,22 @@ async def test_close_answers_what_was_taken_and_returns(autojump_clock: MockCloc
         for call in taken:
             await call.wait()
         assert [type(call.answer) for call in taken] == [Reserved, Reserved, InFlight]
-    assert autojump_clock.current_time() == 10
+    assert trio.current_time() == 10
 
 
-async def test_close_does_not_wait_for_alarms_or_leases(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_close_does_not_wait_for_alarms_or_leases() -> None:
     async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
         await rig.one(reserve("k"), Reserved)
         await trio.sleep(0.5)
-    assert autojump_clock.current_time() == 0.5
+    assert trio.current_time() == 0.5
     async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
         await trio.sleep(2)
         assert not rig.shard.in_memory
-    assert autojump_clock.current_time() == 2.5
+    assert trio.current_time() == 2.5
 
 
+@on_mock_time
 async def test_a_node_that_starts_again_knows_everything() -> None:
     disk = MemoryDisk()
     async with running(disk) as rig:

@@ -13,9 +13,7 @@ from idemactor.core.replies import Committed, Found, InFlight, Reserved, Unavail
 from idemactor.shard.actor import BACKOFF_MS_MAX, BACKOFF_MS_MIN, ShardSettings
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault, MemoryDisk
-from tests.shard.harness import NAMESPACE, TENANT, commit, identity, key_in, reserve, running
-
-pytestmark = pytest.mark.usefixtures("autojump_clock")
+from tests.shard.harness import NAMESPACE, TENANT, commit, identity, key_in, on_mock_time, reserve, running
 
 NOT_KEPT = [Fault(CommitResult.FAILED), Fault(CommitResult.UNKNOWN)]
 KEPT = Fault(CommitResult.UNKNOWN, applied=True)
@@ -23,6 +21,7 @@ ALL = ListRecords(TENANT, NAMESPACE, None, None, None, 0, 100)
 
 
 @pytest.mark.parametrize("fault", [*NOT_KEPT, KEPT], ids=["failed", "unknown", "unknown but kept"])
+@on_mock_time
 async def test_everyone_in_a_batch_that_failed_is_told_unavailable(fault: Fault) -> None:
     async with running() as rig:
         await rig.one(reserve("held"), Reserved)
@@ -40,6 +39,7 @@ async def test_everyone_in_a_batch_that_failed_is_told_unavailable(fault: Fault)
 
 
 @pytest.mark.parametrize("fault", NOT_KEPT, ids=["failed", "unknown"])
+@on_mock_time
 async def test_after_a_failure_memory_is_what_the_disk_says(fault: Fault) -> None:
     async with running() as rig:
         await rig.one(reserve("held"), Reserved)
@@ -52,6 +52,7 @@ async def test_after_a_failure_memory_is_what_the_disk_says(fault: Fault) -> Non
         assert rig.census.total((TENANT, NAMESPACE)) == 2
 
 
+@on_mock_time
 async def test_a_batch_that_was_kept_without_a_word_is_found_again() -> None:
     async with running() as rig:
         rig.disk.faults.append(KEPT)
@@ -63,6 +64,7 @@ async def test_a_batch_that_was_kept_without_a_word_is_found_again() -> None:
         assert rig.census.total((TENANT, NAMESPACE)) == 3
 
 
+@on_mock_time
 async def test_what_came_while_a_write_failed_is_served_from_what_was_reloaded() -> None:
     async with running() as rig:
         rig.disk.faults.append(NOT_KEPT[0])
@@ -75,6 +77,7 @@ async def test_what_came_while_a_write_failed_is_served_from_what_was_reloaded()
         second.got(Unavailable if second.answered_at is None else Unknown)
 
 
+@on_mock_time
 async def test_a_shard_that_cannot_be_read_back_is_quarantined_and_the_others_go_on() -> None:
     disks = (MemoryDisk(), MemoryDisk())
     bad, good = key_in(0, 2), key_in(1, 2)
@@ -99,6 +102,7 @@ async def test_a_shard_that_cannot_be_read_back_is_quarantined_and_the_others_go
         await rig.one(commit(bad, 1), Committed)
 
 
+@on_mock_time
 async def test_the_waits_of_a_quarantine_have_a_bound_and_start_over() -> None:
     async with running() as rig:
         for expected in ([100, 200, 400, 800, 1600, 3200, 6400, 12800, 25600, 30000, 30000], [100]):
@@ -112,6 +116,7 @@ async def test_the_waits_of_a_quarantine_have_a_bound_and_start_over() -> None:
     assert BACKOFF_MS_MAX == 30_000
 
 
+@on_mock_time
 async def test_a_shard_that_cannot_wake_up_is_quarantined_too() -> None:
     async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
         await rig.one(reserve("k"), Reserved)
@@ -125,6 +130,7 @@ async def test_a_shard_that_cannot_wake_up_is_quarantined_too() -> None:
         assert rig.watch.happened == ["evicted 0", "recovered 0"]
 
 
+@on_mock_time
 async def test_a_read_that_fails_fails_its_batch_alone() -> None:
     async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
         await rig.one(reserve("k"), Reserved)
@@ -134,6 +140,7 @@ async def test_a_read_that_fails_fails_its_batch_alone() -> None:
         await rig.one(Get(identity("k")), Found)
 
 
+@on_mock_time
 async def test_an_eviction_that_fails_tells_nobody_anything_twice() -> None:
     async with running(settings=ShardSettings(evict_after_ms=1_000)) as rig:
         await rig.one(reserve("k"), Reserved)
@@ -147,6 +154,7 @@ async def test_an_eviction_that_fails_tells_nobody_anything_twice() -> None:
         await rig.one(Get(identity("k")), Found)
 
 
+@on_mock_time
 async def test_a_shard_that_another_owns_stops_for_good() -> None:
     disks = (MemoryDisk(), MemoryDisk())
     bad, good = key_in(0, 2), key_in(1, 2)
@@ -166,6 +174,7 @@ async def test_a_shard_that_another_owns_stops_for_good() -> None:
         assert disks[0].commits == 1
 
 
+@on_mock_time
 async def test_a_fenced_shard_answers_no_read_from_memory() -> None:
     async with running() as rig:
         await rig.one(reserve("k"), Reserved)
@@ -174,6 +183,7 @@ async def test_a_fenced_shard_answers_no_read_from_memory() -> None:
         assert rig.watch.happened == ["fenced 0"]
 
 
+@on_mock_time
 async def test_an_exception_in_a_decision_costs_its_batch_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(entry: object, command: Command, *rest: object) -> Decision:
         if isinstance(command, Commit):
@@ -193,6 +203,7 @@ async def test_an_exception_in_a_decision_costs_its_batch_and_no_more(monkeypatc
         await rig.one(Get(identity("new")), Unknown)
 
 
+@on_mock_time
 async def test_an_exception_while_a_waiter_times_out_loses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*_: object) -> Decision:
         raise RuntimeError("planted")
@@ -209,6 +220,7 @@ async def test_an_exception_while_a_waiter_times_out_loses_nobody(monkeypatch: p
         assert (await rig.found(Inspect(), Inspected)).waiting == 0
 
 
+@on_mock_time
 async def test_a_listing_that_fails_behind_the_gate_tells_nobody_of_success() -> None:
     async with running() as rig:
         await rig.one(reserve("k"), Reserved)
@@ -224,6 +236,7 @@ async def test_a_listing_that_fails_behind_the_gate_tells_nobody_of_success() ->
         assert len((await rig.found(ALL, RecordsPage)).rows) == 1
 
 
+@on_mock_time
 async def test_close_ends_a_quarantined_shard_at_once() -> None:
     async with running() as rig:
         rig.disk.faults.append(NOT_KEPT[0])

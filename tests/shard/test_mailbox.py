@@ -6,11 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import trio
-from trio.testing import MockClock
 
 from idemactor.core.commands import Get
 from idemactor.shard.mailbox import Envelope, Mailbox
-from tests.shard.harness import Call, identity
+from tests.shard.harness import Call, identity, on_mock_time
 
 
 def letters(count: int) -> list[Envelope]:
@@ -37,25 +36,27 @@ def test_taking_goes_in_order_and_in_steps() -> None:
     assert [box.take(2), box.take(2), box.take(2), box.take(2)] == [sent[:2], sent[2:4], sent[4:], []]
 
 
-async def test_mail_that_came_before_the_reader_slept_does_not_let_it_sleep(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_mail_that_came_before_the_reader_slept_does_not_let_it_sleep() -> None:
     box = Mailbox(10)
     box.put(letters(1))
     await box.wait(100)
     assert trio.current_time() == 0
-    assert autojump_clock.current_time() == 0
 
 
-async def test_mail_that_the_reader_has_not_taken_keeps_it_awake(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_mail_that_the_reader_has_not_taken_keeps_it_awake() -> None:
     box = Mailbox(10)
     box.put(letters(3))
     await box.wait(100)
     box.take(1)
     await box.wait(100)
-    assert autojump_clock.current_time() == 0
+    assert trio.current_time() == 0
 
 
 @pytest.mark.parametrize("wake", [lambda box: box.ring(), lambda box: box.put(letters(1))], ids=["ring", "put"])
-async def test_a_sleeping_reader_is_woken(autojump_clock: MockClock, wake: Callable[[Mailbox], object]) -> None:
+@on_mock_time
+async def test_a_sleeping_reader_is_woken(wake: Callable[[Mailbox], object]) -> None:
     box = Mailbox(10)
     woken: list[float] = []
 
@@ -69,27 +70,30 @@ async def test_a_sleeping_reader_is_woken(autojump_clock: MockClock, wake: Calla
         wake(box)
         wake(box)
     assert woken == [1]
-    assert autojump_clock.current_time() == 1
+    assert trio.current_time() == 1
 
 
-async def test_a_ring_while_nobody_sleeps_counts_once(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_a_ring_while_nobody_sleeps_counts_once() -> None:
     box = Mailbox(10)
     box.ring()
     await box.wait(7)
-    assert autojump_clock.current_time() == 0
+    assert trio.current_time() == 0
     await box.wait(7)
-    assert autojump_clock.current_time() == 7
+    assert trio.current_time() == 7
 
 
-async def test_a_reader_that_timed_out_is_woken_the_next_time(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_a_reader_that_timed_out_is_woken_the_next_time() -> None:
     box = Mailbox(10)
     await box.wait(5)
     box.put(letters(1))
     await box.wait(5)
-    assert autojump_clock.current_time() == 5
+    assert trio.current_time() == 5
 
 
-async def test_a_cancelled_reader_leaves_the_box_as_it_was(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_a_cancelled_reader_leaves_the_box_as_it_was() -> None:
     box = Mailbox(10)
     with trio.move_on_after(1) as scope:
         await box.wait(100)
@@ -97,5 +101,5 @@ async def test_a_cancelled_reader_leaves_the_box_as_it_was(autojump_clock: MockC
     sent = letters(2)
     assert box.put(sent) == 2
     await box.wait(100)
-    assert autojump_clock.current_time() == 1
+    assert trio.current_time() == 1
     assert box.take(10) == sent

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import trio
-from trio.testing import MockClock
 
 from idemactor.core.commands import Get, Release
 from idemactor.core.keys import identity_hash, shard_of
@@ -13,15 +12,15 @@ from idemactor.shard.actor import ShardSettings
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import OVERLOADED_RETRY_MS
 from idemactor.storage.memory import MemoryDisk
-from tests.shard.harness import Call, commit, identity, key_in, reserve, running, slow
+from tests.shard.harness import Call, commit, identity, key_in, on_mock_time, reserve, running, slow
 
 
 def four() -> tuple[MemoryDisk, ...]:
     return tuple(MemoryDisk() for _ in range(4))
 
 
-async def test_a_key_lives_in_the_shard_that_its_hash_names(autojump_clock: MockClock) -> None:
-    assert autojump_clock.autojump_threshold == 0
+@on_mock_time
+async def test_a_key_lives_in_the_shard_that_its_hash_names() -> None:
     keys = [f"k{number}" for number in range(64)]
     async with running(*four()) as rig:
         for call in await rig.all(*(reserve(key) for key in keys)):
@@ -32,8 +31,8 @@ async def test_a_key_lives_in_the_shard_that_its_hash_names(autojump_clock: Mock
         assert all(disk.commits == 1 for disk in rig.disks)
 
 
-async def test_commands_of_one_key_keep_their_order(autojump_clock: MockClock) -> None:
-    assert autojump_clock.autojump_threshold == 0
+@on_mock_time
+async def test_commands_of_one_key_keep_their_order() -> None:
     keys = [key_in(number, 4) for number in range(4)]
     async with running(*four()) as rig:
         calls = await rig.all(*(c for key in keys for c in (reserve(key), reserve(key), commit(key, 1), reserve(key))))
@@ -42,8 +41,8 @@ async def test_commands_of_one_key_keep_their_order(autojump_clock: MockClock) -
             assert kinds == [Reserved, InFlight, Committed, Completed]
 
 
-async def test_overload_is_answered_before_route_returns(autojump_clock: MockClock) -> None:
-    assert autojump_clock.autojump_threshold == 0
+@on_mock_time
+async def test_overload_is_answered_before_route_returns() -> None:
     disks = four()
     full, free = key_in(0, 4), key_in(1, 4)
     async with running(*disks, settings=ShardSettings(mailbox_max=3)) as rig:
@@ -57,8 +56,8 @@ async def test_overload_is_answered_before_route_returns(autojump_clock: MockClo
         calls[5].got(Reserved)
 
 
-async def test_a_query_goes_to_the_shard_that_was_named(autojump_clock: MockClock) -> None:
-    assert autojump_clock.autojump_threshold == 0
+@on_mock_time
+async def test_a_query_goes_to_the_shard_that_was_named() -> None:
     async with running(*four()) as rig:
         await rig.one(reserve(key_in(2, 4)), Reserved)
         pending = []
@@ -69,15 +68,16 @@ async def test_a_query_goes_to_the_shard_that_was_named(autojump_clock: MockCloc
         assert pending == [0, 0, 1, 0]
 
 
-async def test_a_query_finds_a_full_mailbox_too(autojump_clock: MockClock) -> None:
-    assert autojump_clock.autojump_threshold == 0
+@on_mock_time
+async def test_a_query_finds_a_full_mailbox_too() -> None:
     async with running(settings=ShardSettings(mailbox_max=1)) as rig:
         (call,) = rig.send(Get(identity("k")))
         assert rig.query(Inspect()).got(Overloaded).retry_after_ms == OVERLOADED_RETRY_MS
         await call.wait()
 
 
-async def test_after_close_nothing_new_is_taken_and_what_was_taken_is_answered(autojump_clock: MockClock) -> None:
+@on_mock_time
+async def test_after_close_nothing_new_is_taken_and_what_was_taken_is_answered() -> None:
     disks = four()
     for disk in disks:
         disk.before_commit = slow(3)
@@ -92,11 +92,11 @@ async def test_after_close_nothing_new_is_taken_and_what_was_taken_is_answered(a
         for call in [*taken, *queued]:
             await call.wait()
         assert [type(call.answer) for call in [*taken, *queued]] == [Reserved] * 4 + [Released] * 4
-    assert autojump_clock.current_time() == 6
+    assert trio.current_time() == 6
 
 
-async def test_answers_of_one_turn_reach_a_connection_in_one_delivery(autojump_clock: MockClock) -> None:
-    assert autojump_clock.autojump_threshold == 0
+@on_mock_time
+async def test_answers_of_one_turn_reach_a_connection_in_one_delivery() -> None:
 
     class Connection:
         closed = False

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import apsw
@@ -12,6 +13,7 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.record import Entry, Incident, Outcome, State, Tombstone
 from idemactor.core.tally import Tally
 from idemactor.errors import StartError
+from idemactor.storage import check
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import Report, Severity, check_directory
 from idemactor.storage.directory import DataDirectory
@@ -104,13 +106,18 @@ def test_a_directory_in_use_is_refused(path: Path) -> None:
 
 
 def test_while_it_looks_no_server_starts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def looked(_: str) -> None:
+    tried: list[str] = []
+    real = check.open_untouched
+
+    def trying(file: Path) -> AbstractContextManager[apsw.Connection]:
         with pytest.raises(StartError, match="in use"):
             DataDirectory.open(path)
+        tried.append(file.name)
+        return real(file)
 
-    real = apsw.Connection
-    monkeypatch.setattr(apsw, "Connection", lambda *a, **k: (looked(""), real(*a, **k))[1])
+    monkeypatch.setattr(check, "open_untouched", trying)
     assert check_directory(path).sound
+    assert tried == ["shard-0000.db", "shard-0001.db"]
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -147,7 +154,7 @@ DAMAGES = {
     f"{RECORD} reserved_at = {NOW + 1} WHERE id = 1": "times later than the shard's latest",
     f"{RECORD} key = 'other' WHERE id = 1": "hash is not their key's",
     f"{RECORD} token = 2, id = 0 WHERE id = 1": "tokens that two records have",
-    "UPDATE records SET (tomb_token, tomb_operation_id, tomb_expires_at, tomb_reported) = (1, 'o', 1, 0) WHERE id = 1": (
+    f"{RECORD} tomb_token = 1, tomb_operation_id = 'o', tomb_expires_at = 1, tomb_reported = 0 WHERE id = 1": (
         "token is their tombstone's"
     ),
     "DELETE FROM outcomes": "an outcome that is not there",
@@ -234,8 +241,9 @@ def test_a_damaged_page_is_found(path: Path, spoil: Callable[[Path], None]) -> N
 
 
 def test_a_finding_names_a_few_ids_and_never_a_key(path: Path) -> None:
-    damage(path, f"{RECORD} attempt = 0")
+    damage(path, f"{RECORD} attempt = 0 WHERE state IS NOT NULL")
     (what,) = whats(check_directory(path))
     assert what.endswith(": 5 (id 1, 2, 3, 4, 6)")
-    damage(path, "INSERT INTO outcomes SELECT value, 200, '[]', x'', 0 FROM generate_series(20, 40)")
+    ids = "WITH RECURSIVE ids (id) AS (VALUES (20) UNION ALL SELECT id + 1 FROM ids WHERE id < 40)"
+    damage(path, f"{ids} INSERT INTO outcomes SELECT id, 200, '[]', x'', 0 FROM ids")
     assert any(what.endswith(": 21 (id 20, 21, 22, 23, 24, ...)") for what in whats(check_directory(path)))

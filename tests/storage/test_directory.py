@@ -117,7 +117,7 @@ def test_a_missing_shard_is_an_error_and_is_not_made_anew(path: Path, shard: int
     assert f"shard-000{shard}.db" not in names(path)
 
 
-# ----------------------------------------------------------------------------------------------- an interrupted creation
+# ---------------------------------------------------------------------------------------------- an interrupted creation
 
 
 class Interrupted(BaseException):
@@ -141,9 +141,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module: object, function: str, af
     ("module", "function", "after"),
     [
         *((directory, "create_file", n) for n in range(3)),
-        *((sqlite_create.os, "rename", n) for n in range(4)),
+        *((os, "rename", n) for n in range(4)),
         *((sqlite_create, "sync_directory", n) for n in range(3)),
-        *((sqlite_create.os, "fsync", n) for n in range(5)),
+        *((os, "fsync", n) for n in range(5)),
         (directory, "_write_whole", 0),
     ],
 )
@@ -219,7 +219,7 @@ def test_the_meta_file_says_what_the_directory_is(path: Path) -> None:
     assert (content["format"], content["shards"]) == (1, 2)
 
 
-# -------------------------------------------------------------------------------------------------- what the system says
+# ------------------------------------------------------------------------------------------------- what the system says
 
 
 def test_a_file_in_its_place_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
 from idemactor.errors import StorageError
 from idemactor.storage.base import Batch, CommitResult
@@ -72,8 +73,7 @@ async def test_opening_and_reading_fail_as_often_as_told() -> None:
     assert await engine.alarms(1) == []
 
 
-@pytest.mark.usefixtures("autojump_clock")
-async def test_a_slow_disk_sleeps_before_it_writes() -> None:
+async def test_a_slow_disk_sleeps_before_it_writes(autojump_clock: trio.testing.MockClock) -> None:
     engine = MemoryEngine()
     await engine.open()
 
@@ -81,12 +81,14 @@ async def test_a_slow_disk_sleeps_before_it_writes() -> None:
         await trio.sleep(5)
 
     engine.disk.before_commit = slow
+    started = autojump_clock.current_time()
     with trio.move_on_after(1):
         await engine.commit(BATCH)
     assert engine.disk.commits == 0
     assert await engine.confirm() is CommitResult.FAILED
     await engine.reopen()
     assert await engine.commit(BATCH) is CommitResult.OK
+    assert autojump_clock.current_time() - started == pytest.approx(6)
 
 
 def test_only_an_unknown_batch_can_be_kept_silently() -> None:

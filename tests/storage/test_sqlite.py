@@ -117,15 +117,29 @@ async def test_another_shards_file_is_refused(path: Path) -> None:
     assert "shard 0 of 1, not 0 of 2" in await refusal(SqliteEngine(path, shards=2, threads="never"))
 
 
-@pytest.mark.parametrize("suffix", ["", "-wal"])
-async def test_a_file_deleted_while_in_use_fails_the_next_commit(engine: SqliteEngine, path: Path, suffix: str) -> None:
-    path.with_name(path.name + suffix).unlink()
+async def test_a_file_deleted_while_in_use_fails_the_next_commit(engine: SqliteEngine, path: Path) -> None:
+    os.unlink(path)
     assert await engine.commit(TWO) is CommitResult.FAILED
     assert "deleted or replaced" in str(engine.last_error)
-    if suffix == "":
-        with pytest.raises(StorageError, match="is missing"):
+    with pytest.raises(StorageError, match="is missing"):
+        await engine.reopen()
+    assert path.name not in os.listdir(path.parent)
+
+
+async def test_a_wal_deleted_while_in_use_is_not_silently_done_without(engine: SqliteEngine, path: Path) -> None:
+    path.with_name("shard.db-wal").unlink()
+    assert await engine.commit(TWO) is CommitResult.FAILED
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"shard\.db-wal was deleted"):
             await engine.reopen()
-        assert path.name not in os.listdir(path.parent)
+
+
+async def test_a_wal_deleted_after_closing_is_not_missed(engine: SqliteEngine, path: Path) -> None:
+    await engine.close()
+    path.with_name("shard.db-wal").unlink()
+    await engine.open()
+    assert await holds(engine) == [1]
+    assert await engine.commit(TWO) is CommitResult.OK
 
 
 async def test_a_file_replaced_while_in_use_fails_the_next_commit(engine: SqliteEngine, path: Path) -> None:
@@ -157,6 +171,34 @@ async def test_a_failed_sync_is_unknown_and_reopening_makes_it_durable(engine: S
     await engine.reopen()
     assert await holds(engine) == [1, 2]
     assert all(not inode.dirty for inode in lossy.inodes.values())
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_what_was_not_there_after_a_failed_sync_does_not_turn_up_later(
+    path: Path, tmp_path: Path, engine: SqliteEngine, lossy: LossyDisk, monkeypatch: pytest.MonkeyPatch, restarted: bool
+) -> None:
+    monkeypatch.setattr(sqlite_file, "BUSY_MS", 1)
+    reader = apsw.Connection(str(path))
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM meta").fetchall()
+    lossy.failing_syncs = 1
+    assert await engine.commit(TWO) is CommitResult.UNKNOWN
+    if restarted:
+        engine._file.close(tidy=False)
+        engine = SqliteEngine(path, threads="never", vfs=lossy.name)
+        await engine.open()
+    else:
+        await engine.reopen()
+    seen = await holds(engine)
+    left = tmp_path / "left"
+    os.mkdir(left)
+    lossy.leave(left)
+    after = SqliteEngine(left / "shard.db", threads="never")
+    await after.open()
+    assert await holds(after) == seen
+    await after.close()
+    engine._file.close(tidy=False)
+    reader.close()
 
 
 async def test_reopening_fails_while_the_disk_does(engine: SqliteEngine, lossy: LossyDisk) -> None:
@@ -227,6 +269,15 @@ async def test_a_failed_checkpoint_shows_at_the_next_commit(
     assert await engine.commit(TWO) is CommitResult.FAILED
     await engine.reopen()
     assert await holds(engine) == [1, 2]
+
+
+async def test_after_a_cancelled_caller_the_file_is_closed_all_the_same(path: Path) -> None:
+    engine = SqliteEngine(path, threads="always")
+    await engine.open()
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await engine.close()
+    assert await engine.confirm() is CommitResult.FAILED
 
 
 # ---------------------------------------------------------------------------------------------------- what is damaged

@@ -2,7 +2,7 @@
 
 After each case the server answers a healthy request, has leaked no connection, and shuts down in time. Three of the
 cases end hypercorn's own ``serve`` for everybody: bad settings in an h2c upgrade, bytes behind a websocket upgrade,
-and a bad chunk header during a response.
+and a bad chunk header as a response starts.
 """
 
 from __future__ import annotations

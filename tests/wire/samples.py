@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from idemactor.core.commands import Accept, Command, Commit, Doubt, Extend, Forget, Get, Release, Reserve, Resolve, Verdict
+from idemactor.core.commands import (
+    Accept,
+    Command,
+    Commit,
+    Doubt,
+    Extend,
+    Forget,
+    Get,
+    Release,
+    Reserve,
+    Resolve,
+    Verdict,
+)
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.queries import Acknowledge, Acknowledged, NoSuchIncident, Query
@@ -148,7 +160,13 @@ def _accepted(attempt: int, *, repeated: bool) -> Sample:
     return Sample("accept", Accepted(OPERATION, attempt, 99, repeated), ACCEPT, 201, members)
 
 
-_DONE: Final = {"result": "completed", "proceed": False, "operation_id": OPERATION, "committed_at": 12, "expires_at": 99}
+_DONE: Final = {
+    "result": "completed",
+    "proceed": False,
+    "operation_id": OPERATION,
+    "committed_at": 12,
+    "expires_at": 99,
+}
 _HELD: Final = {"attempt": 1, "holder": "h", "reserved_at": 10, "lease_expires_at": 20}
 _IN_FLIGHT: Final = {"result": "in_flight", "code": "IDEMPOTENCY_IN_FLIGHT", **_HELD, "retry_after_ms": 10}
 _IN_DOUBT: Final = {

@@ -273,7 +273,9 @@ def test_incident_ids_come_back(shard: int, number: int) -> None:
     assert parse_incident_id(incident_id(shard, number), 1024) == (shard, number)
 
 
-@pytest.mark.parametrize("text", ["", "1", "-1", "1-", "4-1", "0-0", "00-1", "0-01", "0-1 ", "0-1\n", "a-1", "0-\u0661"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "-1", "1-", "4-1", "0-0", "00-1", "0-01", "0-1 ", "0-1\n", "a-1", "0-\u0661"]
+)
 def test_no_incident_has_such_an_id(text: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_incident_id(text, 4)
