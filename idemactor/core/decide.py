@@ -197,6 +197,7 @@ def _acquire(
     now: int,
     fresh: Fresh,
 ) -> Decision:
+    reply: Reply
     given, held = command.fingerprint, record.fingerprint if record else None
     rule_changed = given is not None and held is not None and given.rule != held.rule
     if given is not None and held is not None and not rule_changed and given.value != held.value:
@@ -210,26 +211,26 @@ def _acquire(
         return _grant(entry, None, tombstone, command, policy, now, fresh)
     match record.state:
         case State.PENDING:
-            repeated = isinstance(command, Reserve) and _same_request(record, command)
-            if repeated:
-                return Decision(_reserved(record, command, repeated=True), rule_changed=rule_changed)
-            return Decision(_in_flight(record, now), rule_changed=rule_changed)
+            reply = _first_answer(record, command) or _in_flight(record, now)
         case State.LAPSED | State.DOUBTED:
             if _may_take_over(record, policy, now):
                 decision = _grant(entry, record, tombstone, command, policy, now, fresh)
                 return replace(decision, rule_changed=rule_changed)
-            return Decision(_in_doubt(record), rule_changed=rule_changed)
+            reply = _in_doubt(record)
         case State.COMMITTED:
-            repeated = isinstance(command, Accept) and record.accepted and _same_request(record, command)
-            if repeated:
-                return Decision(_accepted(record, repeated=True), rule_changed=rule_changed)
-            return Decision(_completed(record, command, policy), rule_changed=rule_changed)
+            reply = _first_answer(record, command) or _completed(record, command, policy)
         case _:
             assert_never(record.state)
+    return Decision(reply, rule_changed=rule_changed)
 
 
-def _same_request(record: Record, command: Reserve | Accept) -> bool:
-    return command.request_id is not None and command.request_id == record.request_id
+def _first_answer(record: Record, command: Reserve | Accept) -> Reply | None:
+    """What this very acquisition was answered before, if it is one that still stands."""
+    if command.request_id is None or command.request_id != record.request_id:
+        return None
+    if isinstance(command, Accept):
+        return _accepted(record, repeated=True) if record.accepted else None
+    return _reserved(record, command, repeated=True) if record.state is State.PENDING else None
 
 
 def _may_take_over(record: Record, policy: Policy, now: int) -> bool:

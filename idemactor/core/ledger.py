@@ -2,7 +2,8 @@
 
 Pure: no clock, no randomness, no I/O. The shell around it (``shard/actor.py``) calls ``begin``, loads what
 ``missing`` names and lets it ``absorb`` that, calls ``sweep``, ``apply`` and ``time_out`` any number of times, then
-``finish``; writes the batch; and only then hands out the answers. If the write fails the ledger is thrown away and read anew: it never has to undo anything.
+``finish``; writes the batch; and only then hands out the answers. If the write fails the ledger is thrown away and
+read anew: it never has to undo anything.
 """
 
 from __future__ import annotations
@@ -192,17 +193,20 @@ class Ledger(Generic[T]):
     def time_out(self, *, everyone: bool = False) -> None:
         """Answer those who have waited long enough, or everyone, with what is true now."""
         while self._wait_heap and (everyone or self._wait_heap[0][0] <= self._now):
-            _, _, waiter = heapq.heappop(self._wait_heap)
+            waiter = self._wait_heap[0][2]
             if waiter.done:
+                heapq.heappop(self._wait_heap)
                 continue
             identity = waiter.command.identity
             self.sweep(identity)
             if waiter.done:
                 continue
-            self._leave(waiter)
             if waiter.ticket.closed:
+                self._leave(waiter)
                 continue
+            # Whoever is decided leaves only now: where deciding breaks, ``abandon`` has to find everyone.
             decision = self._decide(waiter.command)
+            self._leave(waiter)
             self._work.replies.append((waiter.ticket, decision.reply))
             if decision.changed:
                 self._settle(identity)

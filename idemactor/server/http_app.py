@@ -5,7 +5,6 @@ Whatever goes wrong leaves as a problem (RFC 9457), the framework's own refusals
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -37,8 +36,6 @@ _CODES: Final = {
     415: Code.UNSUPPORTED_MEDIA_TYPE,
 }
 _INTERNAL: Final = 500
-
-_log = logging.getLogger(__name__)
 
 View = Callable[..., Awaitable[Response]]
 
@@ -165,14 +162,14 @@ class _Views:
         status = error.code or _INTERNAL
         code = _CODES.get(status, Code.INVALID_REQUEST)
         self._context.observer.refused(DOOR, code)
-        response = problem_response(status, code, f"{error.name}.", request.path, title=error.name)
+        title = None if status in _CODES else error.name
+        response = problem_response(status, code, f"{error.name}.", request.path, title=title)
         for name, value in error.get_headers():
             if name.lower() == "allow":
                 response.headers[name] = value
         return response
 
     async def failed(self, error: Exception) -> Response:
-        _log.error("a request failed", exc_info=error)
         self._context.observer.connection_failed(DOOR, error)
         detail = "The server failed; what became of the call is not known."
         return problem_response(_INTERNAL, Code.UNAVAILABLE, detail, request.path, title="Internal Server Error")

@@ -297,8 +297,6 @@ class Shard:
         self._observer.swept(self.number, done, time.perf_counter() - started)
         if failed is not None:
             self._put_off_alarms(turn, failed)
-        else:
-            self._alarm_backoff.reset()
 
     def _put_off_alarms(self, turn: _Turn, error: Exception) -> None:
         """Alarms stay on disk until their work is done: all of them are read anew after the back-off."""
@@ -333,6 +331,8 @@ class Shard:
             seconds = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
             self._set_alarms(work)
+        if turn.due:
+            self._alarm_backoff.reset()
 
     async def _acknowledge(self, ledger: Ledger[Envelope], turn: _Turn) -> list[int]:
         """The incidents that the operators of this turn have seen, each once."""
@@ -407,12 +407,13 @@ class Shard:
         try:
             self._asleep = await self._inspect(ledger, turn.now)
             await self._engine.close()
-        except StorageError as error:
-            self._drop(turn, error)
+        except Exception as error:  # Memory is not to be trusted, but what this turn answered stays answered.
+            ledger.begin(turn.now)
+            self._drop(_Turn(turn.now, []), error)
             return
         self._last_token = ledger.last_token
         self._ledger = None
-        next_at = self._alarms.next_at()
+        next_at = turn.now if self._alarms_stale else self._alarms.next_at()
         self._alarms = AlarmHeap() if next_at is None else AlarmHeap(horizon=next_at)
         self._observer.evicted(self.number)
 

@@ -57,6 +57,11 @@ class FrameReader:
         self.notifications = 0
         self._renew()
 
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._pending)
+
     def feed(self, data: bytes) -> list[Incoming]:
         """The calls that ``data`` completes, in order, up to the first bytes that break the connection.
 

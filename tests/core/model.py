@@ -29,7 +29,7 @@ from idemactor.core.record import Outcome
 
 Answer = dict[str, Any]
 
-MATTERS = 16
+REMEMBERED = 16
 """How many earlier attempts of an operation are remembered."""
 
 
@@ -117,7 +117,7 @@ class Model:
     def before(self, identity: Identity) -> list[Attempt]:
         """The remembered earlier attempts of the operation of the latest one."""
         history = self.histories[identity]
-        return [a for a in history[:-1] if a.intent is history[-1].intent][-MATTERS:]
+        return [a for a in history[:-1] if a.intent is history[-1].intent][-REMEMBERED:]
 
     def next_change(self, identity: Identity, now: int) -> int | None:
         """When time next ends something about a key."""
@@ -283,23 +283,34 @@ class Model:
         identity = command.identity
         grave = self.grave(identity, now)
         if grave and grave.token == command.token:
-            if isinstance(command, Release) or (isinstance(command, Resolve) and command.verdict == "released"):
-                return {"result": "released", "repeated": True}
             if isinstance(command, Commit):
                 return self.too_late(command, grave, phase, policy, now)
+            if isinstance(command, Release) or (isinstance(command, Resolve) and command.verdict == "released"):
+                return {"result": "released", "repeated": True}
         if phase == "absent":
             return {"result": "unknown"}
         last = self.histories[identity][-1]
         if isinstance(command, Commit):
             return self.hear_commit(command, last, phase, policy, now)
+        refusal = self.refusal(command, last, phase, now)
+        return refusal or self.last_word(command, last, phase, policy, now)
+
+    def refusal(
+        self, command: Release | Extend | Doubt | Resolve, last: Attempt, phase: str, now: int
+    ) -> Answer | None:
+        """Why a command that is no commit has no say, if it has none."""
         if isinstance(command, Resolve) and phase == "pending":
             return self.in_flight(last, now)
         if phase == "committed":
             if isinstance(command, Resolve) and command.verdict == "committed":
                 return {"result": "committed", "expires_at": last.until, "repeated": True}
             return {"result": "already_committed", "committed_at": last.committed_at, "expires_at": last.until}
-        if command.token != last.token:
-            return {"result": "stale", "attempt": last.number}
+        return {"result": "stale", "attempt": last.number} if command.token != last.token else None
+
+    def last_word(
+        self, command: Release | Extend | Doubt | Resolve, last: Attempt, phase: str, policy: Policy, now: int
+    ) -> Answer:
+        """What the latest attempt's holder, or who found out, has to say."""
         if isinstance(command, Extend):
             return self.extend(command, last, phase, policy, now)
         if isinstance(command, Doubt):

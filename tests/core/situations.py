@@ -19,6 +19,7 @@ from idemactor.core.commands import (
     Verdict,
 )
 from idemactor.core.decide import Decision, Fresh, decide, sweep
+from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.policy import Policy
 from idemactor.core.record import Entry, Incident, Outcome, Record
@@ -78,6 +79,10 @@ class Play:
     def reserve(self, request_id: str | None = None, **given: Any) -> Reply:
         """Reserve."""
         return self.do(Reserve(KEY, request_id, **given))
+
+    def decision_of_reserve(self, request_id: str, fingerprint: Fingerprint | None) -> Decision:
+        """All that a reserve did."""
+        return self.decision(Reserve(KEY, request_id, fingerprint))
 
     def accept(self, request_id: str | None = None, **given: Any) -> Reply:
         """Accept."""

@@ -8,7 +8,7 @@ import pytest
 
 from idemactor.core.fingerprint import CALLER_RULE, Fingerprint
 from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry
-from idemactor.core.record import Outcome, State
+from idemactor.core.record import Outcome, Record, State
 from idemactor.core.replies import (
     Accepted,
     AlreadyCommitted,
@@ -123,6 +123,7 @@ REFUSALS: dict[str, type[Reply]] = {
     "done": Completed,
     "reject": Completed,
     "clash": Mismatch,
+    "late": Withdrawn,
     "none": Unknown,
     "stale": Stale,
     "already": AlreadyCommitted,
@@ -143,7 +144,7 @@ def rows(*tables: str) -> list[tuple[str, str, str]]:
 
 
 def situation(column: str, history: str) -> Play:
-    """A key in the situation of ``column``, with an earlier attempt or a tombstone behind it where ``history`` says so."""
+    """A key in the situation of ``column``, with an earlier attempt or a tombstone behind it if ``history`` says so."""
     play = Play(settings(on_lease_expiry=RETRY))
     if history == "released":
         play.reserve("buried", ttl_ms=10**9)
@@ -157,21 +158,21 @@ def situation(column: str, history: str) -> Play:
         play.accept("same", fingerprint=ONE, outcome=DONE)
         return play
     play.reserve("same", fingerprint=ONE)
-    token = play.tokens
+    bring_to(column, play)
+    return play
+
+
+def bring_to(column: str, play: Play) -> None:
+    """From a running lease to the situation of ``column``."""
     if column in ("committed", "expired"):
-        play.commit(token, DONE)
+        play.commit(play.tokens, DONE)
     if column.startswith("doubted"):
-        play.doubt(token, "lost")
+        play.doubt(play.tokens, "lost")
         play.policy = replace(play.policy, on_doubt=OnDoubt.RETRY if "retry" in column else OnDoubt.HOLD)
-    if column.startswith("lapsed") or column.endswith("over"):
-        play.after(LEASE_MS)
     if column == "lapsed_hold":
         play.policy = replace(play.policy, on_lease_expiry=HOLD)
-    if column == "expired":
-        play.after(TTL_MS)
-    if column == "given_up":
-        play.after(LEASE_MS + UNRESOLVED_MS)
-    return play
+    waits = {"lapsed_retry": LEASE_MS, "lapsed_hold": LEASE_MS, "expired": TTL_MS, "given_up": LEASE_MS + UNRESOLVED_MS}
+    play.after(LEASE_MS if column.endswith("over") else waits.get(column, 0))
 
 
 def send(play: Play, row: str) -> Reply:
@@ -202,31 +203,45 @@ def check(play: Play, row: str, answer: str) -> None:
     before, at_hand = play.entry, play.get()
     record = at_hand.record if isinstance(at_hand, Found) else None
     reply = send(play, row)
+    if answer in ("new", "take"):
+        check_reserved(play, reply, record)
+        assert (record is not None) is (answer == "take")
+    elif answer in ("accept", "accept2"):
+        operation_id = record.operation_id if record else play.record.operation_id
+        attempt = record.attempt + 1 if record else 1
+        assert reply == Accepted(operation_id, attempt, play.now + TTL_MS, repeated=False)
+        assert (attempt == 1) is (answer == "accept")
+        assert (play.record.state, play.record.token) == (State.COMMITTED, play.tokens)
+    elif answer == "proof":
+        assert reply == Stale(record.attempt if record else None)
+        assert [incident.token for incident in play.incidents] == [1]
+        assert record is None or play.record == replace(record, contested=True, earlier=play.record.earlier)
+    elif answer in SETTLED:
+        check_settled(play, reply, answer)
+    else:
+        check_refused(reply, answer)
+        assert play.entry == before, "an answer that changes nothing changed something"
+    assert bool(play.incidents) is (answer == "proof")
+
+
+def check_reserved(play: Play, reply: Reply, record: Record | None) -> None:
+    """A fresh grant: a new operation's, or the next attempt of that of ``record``."""
+    assert isinstance(reply, Reserved)
+    assert (reply.token, reply.repeated) == (play.tokens, False)
+    assert (reply.reserved_at, reply.lease_expires_at) == (play.now, play.now + LEASE_MS)
+    assert (reply.attempt, reply.takeover) == ((record.attempt + 1, True) if record else (1, False))
+    assert play.record.first_seen_at == (record.first_seen_at if record else play.now)
+    if record is not None:
+        assert reply.operation_id == record.operation_id
+        assert reply.token > record.token
+
+
+SETTLED = ("commit", "free", "extend", "said", "gone")
+
+
+def check_settled(play: Play, reply: Reply, answer: str) -> None:
+    """The command of who has a say in it was carried out."""
     match answer:
-        case "new":
-            assert isinstance(reply, Reserved)
-            assert (reply.attempt, reply.takeover, reply.repeated, reply.token) == (1, False, False, play.tokens)
-            assert (reply.reserved_at, reply.lease_expires_at) == (play.now, play.now + LEASE_MS)
-            assert play.record.first_seen_at == play.now
-        case "take":
-            assert isinstance(reply, Reserved)
-            assert record is not None
-            assert (reply.attempt, reply.takeover, reply.repeated) == (record.attempt + 1, True, False)
-            assert reply.operation_id == record.operation_id
-            assert reply.token > record.token
-            assert (reply.reserved_at, reply.lease_expires_at) == (play.now, play.now + LEASE_MS)
-        case "accept":
-            assert reply == Accepted(play.record.operation_id, 1, play.now + TTL_MS, repeated=False)
-        case "accept2":
-            assert record is not None
-            assert reply == Accepted(record.operation_id, record.attempt + 1, play.now + TTL_MS, repeated=False)
-            assert isinstance(reply, Accepted)
-            assert reply.takeover
-            assert play.record.state is State.COMMITTED
-            assert play.record.token > record.token
-        case "again":
-            assert isinstance(reply, Reserved | Accepted | Committed | Released | Doubted)
-            assert reply.repeated
         case "commit":
             assert reply == Committed(play.now + TTL_MS, repeated=False)
             assert (play.record.committed_at, play.record.outcome) == (play.now, Outcome(299))
@@ -239,22 +254,21 @@ def check(play: Play, row: str, answer: str) -> None:
         case "said":
             assert reply == Doubted(repeated=False)
             assert (play.record.state, play.record.reason) == (State.DOUBTED, "second")
-        case "proof":
-            assert reply == Stale(record.attempt if record else None)
-            assert [incident.token for incident in play.incidents] == [1]
-            assert record is None or play.record == replace(record, contested=True, earlier=play.record.earlier)
-        case "gone":
+        case _:
             assert reply == Forgotten()
             assert play.entry is None
-        case _:
-            assert type(reply) is (Withdrawn if answer == "late" else REFUSALS[answer])
-            if isinstance(reply, Completed):
-                assert reply.rejected is (answer == "reject")
-                assert reply.outcome == DONE
-    if answer in ("again", "late", *REFUSALS):
-        assert play.entry == before, "an answer that changes nothing changed something"
-    if answer != "proof":
-        assert not play.incidents
+
+
+def check_refused(reply: Reply, answer: str) -> None:
+    """A refusal, or the first answer once more."""
+    if answer == "again":
+        assert isinstance(reply, Reserved | Accepted | Committed | Released | Doubted)
+        assert reply.repeated
+        return
+    assert type(reply) is REFUSALS[answer]
+    if isinstance(reply, Completed):
+        assert reply.rejected is (answer == "reject")
+        assert reply.outcome == DONE
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["", "swept"])

@@ -65,7 +65,12 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def running(
-    clock: trio.abc.Clock, *, shards: int = 3, tokens: Sequence[TokenEntry] = (), mailbox_max: int = 4_096, run: bool = True
+    clock: trio.abc.Clock,
+    *,
+    shards: int = 3,
+    tokens: Sequence[TokenEntry] = (),
+    mailbox_max: int = 4_096,
+    run: bool = True,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)

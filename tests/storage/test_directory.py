@@ -178,6 +178,21 @@ def test_the_directory_is_only_called_finished_when_all_files_are_there(
     assert seen == [["LOCK", "shard-0000.db", "shard-0001.db"]]
 
 
+def test_the_last_thing_done_to_a_new_directory_is_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    for module, function in ((os, "rename"), (os, "fsync"), (directory, "sync_directory")):
+        real: Callable[..., object] = getattr(module, function)
+
+        def noting(*arguments: object, real: Callable[..., object] = real, function: str = function) -> object:
+            done.append(function)
+            return real(*arguments)
+
+        monkeypatch.setattr(module, function, noting)
+    make(path, 1)
+    # The content, the name, and the directory: in this order the name never stands for less than all of the content.
+    assert done[-4:] == ["fsync", "rename", "sync_directory", "fsync"]
+
+
 def test_shards_with_keys_and_no_meta_are_not_thrown_away(path: Path) -> None:
     make(path)
     connection = apsw.Connection(str(path / "shard-0001.db"))

@@ -56,6 +56,7 @@ class Server:
         extra: Further environment variables.
         prefix: A command to run the server under.
         data_dir: Where its data are, if not below ``home``; the empty text leaves the flag out.
+        module: What Python runs.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Server:
         extra: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
         data_dir: Path | str | None = None,
+        module: str = "idemactor",
     ) -> None:
         self.home = home
         self.data_dir = home / "data" if data_dir is None else Path(data_dir)
@@ -76,7 +78,7 @@ class Server:
         self.config_path.write_text(config)
         self.log_path = home / "server.log"
         self.ready_line = ""
-        self._command = [*prefix, sys.executable, "-m", "idemactor", "serve", "--config", str(self.config_path)]
+        self._command = [*prefix, sys.executable, "-m", module, "serve", "--config", str(self.config_path)]
         if data_dir != "":
             self._command += ["--data-dir", str(self.data_dir)]
         for address in http:
@@ -104,14 +106,8 @@ class Server:
         Raises:
             StartRefused: It ended instead.
         """
-        assert self._process is None
-        more = [] if shards is None else ["--shards", str(shards)]
-        with self.log_path.open("ab") as log:
-            begin = log.tell()
-            self._process = subprocess.Popen(
-                [*self._command, *more], stdout=subprocess.PIPE, stderr=log, text=True, env=self._environment,
-                cwd=self.home,
-            )  # fmt: skip
+        begin = self._spawn([] if shards is None else ["--shards", str(shards)])
+        assert self._process is not None
         self.ready_line = _first_line(self._process)
         if not self.ready_line.startswith(READY):
             code = self._process.wait(STOP_S)
@@ -119,6 +115,12 @@ class Server:
             raise StartRefused(code, self.log_path.read_bytes()[begin:].decode())
         self._up.set()
         return self
+
+    def start_and_kill(self, after_s: float) -> None:
+        """SIGKILL while it is still starting, or just has."""
+        self._spawn([])
+        time.sleep(after_s)
+        self.kill()
 
     def kill(self) -> None:
         """SIGKILL, as a crash does it; harmless where nothing runs."""
@@ -163,6 +165,21 @@ class Server:
     @property
     def alive(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    def _spawn(self, more: Sequence[str]) -> int:
+        """Start the process; where in the log it will begin to write."""
+        assert self._process is None
+        with self.log_path.open("ab") as log:
+            begin = log.tell()
+            self._process = subprocess.Popen(
+                [*self._command, *more],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=self._environment,
+                cwd=self.home,
+            )
+        return begin
 
     def _forget(self) -> None:
         if self._process is not None and self._process.stdout is not None:

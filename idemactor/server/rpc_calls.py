@@ -1,0 +1,243 @@
+"""What is asked and answered on one MessagePack-RPC connection (contract, 6 and 12); bytes come and go elsewhere.
+
+What one read brought goes to the router in one call, in the order in which it was sent, so that the requests of one
+connection for one key are applied in that order, and a login counts for everything behind it. Answers come back by
+batches of a shard, each encoded once and sent in one write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, Protocol
+
+from idemactor.core.commands import Command, Reserve
+from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.server import operations
+from idemactor.server.auth import Principal, unauthenticated
+from idemactor.server.context import ServerContext
+from idemactor.server.sinks import Replies
+from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.router import OVERLOADED_RETRY_MS
+from idemactor.wire.answers import body_of
+from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
+from idemactor.wire.refusals import detail_of, refusal_of
+from idemactor.wire.requests import COMMAND_OPS, Dialect, command_from
+
+DOOR: Final = "rpc"
+
+Frame = tuple[int, str | None, object]
+"""(msgid, error or None, result or None)"""
+
+
+class Link(Protocol):
+    """What the calls need of the connection that they came on."""
+
+    def send(self, data: bytes) -> None:
+        """Send frames; never blocks."""
+
+    def stir(self) -> None:
+        """Take note that fewer requests are in flight than before."""
+
+    def fail(self, error: Exception) -> None:
+        """Close the connection: an answer could not be written."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do something that takes a while, as long as the connection lives."""
+
+
+class _Call(NamedTuple):
+    """The tag of a command: what its answer needs to become a frame."""
+
+    msgid: int
+    command: Command
+    is_operator: bool
+    waits: bool
+
+
+class RpcCalls:
+    """The calls of one connection, and the ``Sink`` of their commands.
+
+    Args:
+        context: The server.
+        waiting_max: How many reserves may wait for their key; one more is told ``overloaded``.
+        link: The connection.
+
+    Attributes:
+        closed: Set once the client was seen to leave: no call of its that waits is granted any more.
+        in_flight: Requests being worked on, those that wait for their key left out.
+        waiting: Reserves that may be waiting for their key.
+    """
+
+    def __init__(self, context: ServerContext, waiting_max: int, link: Link) -> None:
+        self.closed = False
+        self.in_flight = 0
+        self.waiting = 0
+        self._context = context
+        self._waiting_max = waiting_max
+        self._link = link
+        self._principal: Principal | None = context.authenticator.anonymous
+        self._writer = FrameWriter()
+        self._batch: list[Envelope] = []
+        self._said: list[Frame] = []
+
+    # --------------------------------------------------------------------------------------------------- answers leave
+
+    def deliver(self, answers: list[tuple[object, Answer]]) -> None:
+        """Take the answers of one batch of a shard: encoded once, sent in one write."""
+        for call, _ in answers:
+            assert isinstance(call, _Call)
+            if call.waits:
+                self.waiting -= 1
+            else:
+                self.in_flight -= 1
+        try:
+            self._link.send(self._writer.encode([_frame(c, a) for c, a in answers if isinstance(c, _Call)]))
+        except Exception as error:  # A sink never raises: the shard has other callers.
+            self._link.fail(error)
+        self._link.stir()
+
+    def _say(self, msgid: int, result: object) -> None:
+        self._said.append((msgid, None, result))
+
+    def _refuse(self, msgid: int, error: RequestError) -> None:
+        self._context.observer.refused(DOOR, error.code)
+        self._said.append((msgid, f"{error.code}: {error.detail}", None))
+
+    def _flush(self) -> None:
+        """Send what was said since the last time, in one write."""
+        if self._said:
+            said, self._said = self._said, []
+            self._link.send(self._writer.encode(said))
+
+    # --------------------------------------------------------------------------------------------------- requests come
+
+    def take(self, incoming: Sequence[Incoming]) -> None:
+        """What one read brought, in order; its commands go to the router together."""
+        self._batch = []
+        for one in incoming:
+            try:
+                self._accept(one)
+            except RequestError as error:
+                self._refuse(one.msgid, error)
+        if self._batch:
+            self._context.router.route(self._batch)
+        self._flush()
+
+    def _accept(self, one: Incoming) -> None:
+        if isinstance(one, BadRequest):
+            raise InvalidRequest(one.detail)
+        if one.method in COMMAND_OPS:
+            self._command(one)
+        else:
+            call = _METHODS.get(one.method)
+            if call is None:
+                raise InvalidRequest("unknown method")
+            call(self, one)
+
+    def _command(self, request: Request) -> None:
+        method, params = request.method, request.params
+        scope = self._context.authenticator.scope(self._principal, self._namespace(params), method)
+        command = command_from(method, params, scope, Dialect.MSGPACK)
+        waits = type(command) is Reserve and command.wait_ms > 0
+        if waits:
+            if self.waiting >= self._waiting_max:
+                self._context.observer.overloaded(1)
+                raise RequestError(
+                    Code.OVERLOADED, "too many reserves wait on this connection", retry_after_ms=OVERLOADED_RETRY_MS
+                )
+            self.waiting += 1
+        else:
+            self.in_flight += 1
+        self._batch.append(Envelope(command, self, _Call(request.msgid, command, scope.operator, waits)))
+
+    def _namespace(self, params: dict[str, Any]) -> str:
+        """Takes the namespace out of the members, which are then those of the HTTP body."""
+        if self._principal is None:
+            raise unauthenticated()
+        namespace = text_of(params.pop("namespace", None))
+        if namespace is None:
+            raise InvalidRequest("namespace is missing, or no text", field="namespace")
+        return namespace
+
+    def _ping(self, request: Request) -> None:
+        _refuse_members(request.params)
+        self._say(request.msgid, {"result": "pong"})
+
+    def _auth(self, request: Request) -> None:
+        # Whatever goes wrong from here on, the rights of before are gone.
+        self._principal = self._context.authenticator.anonymous
+        token = text_of(request.params.pop("token", None))
+        _refuse_members(request.params)
+        if token is None:
+            raise InvalidRequest("token is missing, or no text", field="token")
+        self._principal = self._context.authenticator.authenticate(token)
+        if self._principal is None:
+            raise unauthenticated()
+        result = {"result": "authenticated", "tenant": self._principal.tenant, "role": str(self._principal.role)}
+        self._say(request.msgid, result)
+
+    def _policy(self, request: Request) -> None:
+        namespace = self._namespace(request.params)
+        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        _refuse_members(request.params)
+        self._say(request.msgid, operations.policy(scope))
+
+    def _batched(self, request: Request) -> None:
+        batch = operations.Batch.read(self._context, self._principal, request.params, Dialect.MSGPACK)
+        for error in batch.errors:
+            self._context.observer.refused(DOOR, error.code)
+        count = len(batch.commands)
+
+        def finish() -> None:
+            self.in_flight -= count
+            try:
+                self._say(request.msgid, batch.body(replies.answers))
+                self._flush()
+            except Exception as error:  # As in ``deliver``.
+                self._link.fail(error)
+            self._link.stir()
+
+        replies = Replies(count, finish)
+        self.in_flight += count
+        self._batch.extend(batch.envelopes(replies))
+        if not count:
+            finish()
+
+    def _listing(self, request: Request) -> None:
+        namespace = self._namespace(request.params)
+        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        ask = operations.QUESTIONS[request.method](self._context, scope, request.params, Dialect.MSGPACK)
+        self.in_flight += 1
+
+        async def answer() -> None:
+            try:
+                self._say(request.msgid, await ask())
+            except RequestError as error:
+                self._refuse(request.msgid, error)
+            self._flush()
+            self.in_flight -= 1
+            self._link.stir()
+
+        self._link.spawn(answer)
+
+
+_METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
+    "ping": RpcCalls._ping,
+    "auth": RpcCalls._auth,
+    "policy": RpcCalls._policy,
+    "batch": RpcCalls._batched,
+    **dict.fromkeys(operations.QUESTIONS, RpcCalls._listing),
+}
+"""What is no command, by method."""
+
+
+def _frame(call: _Call, answer: Answer) -> Frame:
+    refusal = refusal_of(answer)
+    if refusal is not None and refusal.error:
+        return call.msgid, f"{refusal.code}: {detail_of(answer)}", None
+    return call.msgid, None, body_of(answer, call.command, operator=call.is_operator, dialect=Dialect.MSGPACK)
+
+
+def _refuse_members(params: dict[str, Any]) -> None:
+    if params:
+        raise InvalidRequest("there is an unknown member")

@@ -1,0 +1,196 @@
+"""Seeded callers: they reserve, work, crash, repeat themselves, come late, and hang up while they wait."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Final, Protocol
+
+import trio
+
+from idemactor.core.commands import Accept, Command, Commit, Doubt, Extend, Get, Release, Reserve, Resolve, Verdict
+from idemactor.core.keys import Identity
+from idemactor.core.record import Outcome
+from idemactor.core.replies import InDoubt, Overloaded, Reply, Reserved, Unavailable
+from tests.sim.history import Op
+
+LEASES: Final = (15, 60, 200)
+TTLS: Final = (None, None, 80, 1_000)
+
+
+class Server(Protocol):
+    """What callers know of the world."""
+
+    keys: list[Identity]
+    tokens: dict[Identity, list[int]]
+    stopping: bool
+
+    async def send(self, commands: list[Command]) -> list[Op]:
+        """Send commands together, as soon as there is a node."""
+
+
+class Caller:
+    """One caller and its habits."""
+
+    def __init__(self, name: str, server: Server, rng: Random) -> None:
+        self.name, self.server, self.rng = name, server, rng
+        self.count = 0
+
+    async def run(self) -> None:
+        """Call until the world says stop."""
+        habits: list[tuple[int, Callable[[Identity], Awaitable[None]]]] = [
+            (8, self.session),
+            (2, self.accept),
+            (2, self.look),
+            (3, self.batch),
+            (3, self.late),
+            (1, self.hang_up),
+        ]
+        while not self.server.stopping:
+            await trio.sleep(self.rng.random() * 0.04)
+            ((_, habit),) = self.rng.choices(habits, [weight for weight, _ in habits])
+            await habit(self.rng.choice(self.server.keys))
+
+    # ------------------------------------------------------------------------------------------------------- habits
+
+    async def session(self, identity: Identity) -> None:
+        """Reserve, work, and end it somehow, or not at all."""
+        reply = await self.persist(self.reserve(identity))
+        if isinstance(reply, InDoubt) and self.rng.random() < 0.5:
+            await self.resolve(identity)
+        if not isinstance(reply, Reserved):
+            return
+        token = reply.token
+        await self.work()
+        if self.rng.random() < 0.25:
+            await self.persist(Extend(identity, token, self.rng.choice(LEASES)))
+            await self.work()
+        roll = self.rng.random()
+        if roll < 0.15:
+            return
+        ending: Command
+        if roll < 0.6:
+            ending = self.commit(identity, token)
+        elif roll < 0.85:
+            ending = Release(identity, token)
+        else:
+            ending = Doubt(identity, token, "lost")
+        await self.persist(ending)
+        if self.rng.random() < 0.3:
+            await self.work()
+            await self.one(ending)
+        if isinstance(ending, Doubt) and self.rng.random() < 0.6:
+            await self.work()
+            await self.resolve(identity)
+
+    async def accept(self, identity: Identity) -> None:
+        """Reserve and commit in one step."""
+        await self.persist(
+            Accept(identity, self.request_id(), ttl_ms=self.rng.choice(TTLS), outcome=self.outcome("accept"))
+        )
+
+    async def look(self, identity: Identity) -> None:
+        """Read a key."""
+        await self.one(Get(identity))
+
+    async def batch(self, identity: Identity) -> None:
+        """Several commands at once, some of them for one key."""
+        other = self.rng.choice(self.server.keys)
+        choices = [
+            self.reserve(identity, wait=False),
+            self.reserve(identity, wait=False),
+            Get(identity),
+            self.commit(identity, self.known(identity)),
+            Release(identity, self.known(identity)),
+            self.reserve(other, wait=False),
+            Release(other, self.known(other)),
+        ]
+        ops = await self.server.send(self.rng.sample(choices, self.rng.randint(2, 5)))
+        for op in ops:
+            await op.done.wait()
+            self.learn(op)
+
+    async def late(self, identity: Identity) -> None:
+        """Somebody comes with a token of long ago."""
+        token = self.known(identity)
+        await self.one(
+            self.rng.choice(
+                [
+                    self.commit(identity, token),
+                    Release(identity, token),
+                    Extend(identity, token, self.rng.choice(LEASES)),
+                    Doubt(identity, token, "late"),
+                    Resolve(identity, token, self.rng.choice(list(Verdict)), self.outcome("late")),
+                ]
+            )
+        )
+
+    async def hang_up(self, identity: Identity) -> None:
+        """Wait for a key, and leave before the answer."""
+        (op,) = await self.server.send([Reserve(identity, self.request_id(), lease_ms=200, wait_ms=300)])
+        with trio.move_on_after(self.rng.random() * 0.1):
+            await op.done.wait()
+        op.closed = True
+
+    # ------------------------------------------------------------------------------------------------ what they share
+
+    async def resolve(self, identity: Identity) -> None:
+        """An operator settles what is in doubt."""
+        verdict = self.rng.choice(list(Verdict))
+        await self.one(Resolve(identity, self.known(identity, latest=True), verdict, self.outcome("resolved")))
+
+    async def persist(self, command: Command) -> Reply | None:
+        """Ask until there is an answer, a few times at most; now and then the answer is lost and asked for again."""
+        reply: Reply | None = None
+        for _ in range(4):
+            reply = await self.one(command)
+            lost = self.rng.random() < 0.1
+            if not lost and reply is not None and not isinstance(reply, Unavailable | Overloaded):
+                return reply
+            await trio.sleep(self.rng.random() * 0.06)
+        return reply
+
+    async def one(self, command: Command) -> Reply | None:
+        """Ask once; None where the connection broke."""
+        (op,) = await self.server.send([command])
+        await op.done.wait()
+        self.learn(op)
+        return op.reply
+
+    def learn(self, op: Op) -> None:
+        """Whatever token anybody was given may be used by anybody later: that is what tokens are there against."""
+        if isinstance(op.reply, Reserved):
+            self.server.tokens.setdefault(op.command.identity, []).append(op.reply.token)
+
+    def known(self, identity: Identity, *, latest: bool = False) -> int:
+        """A token of this key, mostly one of the latest."""
+        tokens = self.server.tokens.get(identity, [1])
+        return tokens[-1] if latest or self.rng.random() < 0.4 else self.rng.choice(tokens[-4:])
+
+    def reserve(self, identity: Identity, *, wait: bool = True) -> Reserve:
+        """A reserve of one kind or another."""
+        return Reserve(
+            identity,
+            self.request_id() if self.rng.random() < 0.7 else None,
+            lease_ms=self.rng.choice(LEASES),
+            ttl_ms=self.rng.choice(TTLS),
+            wait_ms=self.rng.choice((0, 0, 20, 150)) if wait else 0,
+        )
+
+    def commit(self, identity: Identity, token: int) -> Commit:
+        """A commit whose outcome is unlike every other."""
+        return Commit(identity, token, self.outcome("commit"), self.rng.choice(TTLS))
+
+    def outcome(self, kind: str) -> Outcome:
+        """An outcome that nobody else gives."""
+        self.count += 1
+        return Outcome(200, (), f"{self.name}/{kind}/{self.count}".encode())
+
+    def request_id(self) -> str:
+        """A name that nobody else uses."""
+        self.count += 1
+        return f"{self.name}-{self.count}"
+
+    async def work(self) -> None:
+        """Take some time, now and then longer than any lease."""
+        await trio.sleep(self.rng.choice((0, 0.005, 0.03, 0.1, 0.25)) * self.rng.random())
