@@ -48,9 +48,7 @@ class RequestError(IdemactorError):
         retry_after_ms: When trying again makes sense, milliseconds, where it does.
     """
 
-    def __init__(
-        self, code: Code, detail: str, *, field: str | None = None, retry_after_ms: int | None = None
-    ) -> None:
+    def __init__(self, code: Code, detail: str, *, field: str | None = None, retry_after_ms: int | None = None) -> None:
         super().__init__(f"{code}: {detail}")
         self.code = code
         self.detail = detail

@@ -43,6 +43,9 @@ from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.router import Router
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.journal import Journal
+from idemactor.storage.journal_file import JournalFile
+from idemactor.storage.journaled import JournaledEngine
 from idemactor.storage.sqlite import SqliteEngine
 
 DRAIN_SECONDS_MAX: Final = 30.0
@@ -125,20 +128,23 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 @contextlib.asynccontextmanager
 async def _opened(directory: DataDirectory, durability: Durability) -> AsyncIterator[list[tuple[Engine, Opened]]]:
     """Every shard's engine, open, with what it said; closed in the end, whoever had them meanwhile."""
+    journal = Journal(JournalFile(directory.journal_path, durability.value))
     engines: list[tuple[Engine, Opened]] = []
     try:
         for shard in range(directory.shards):
             path = directory.engine_path(shard)
-            engine = SqliteEngine(path, durability=durability.value, shard=shard, shards=directory.shards)
+            file = SqliteEngine(path, durability=durability.value, shard=shard, shards=directory.shards)
+            engine = JournaledEngine(shard, file, journal)
             try:
                 engines.append((engine, await engine.open()))
             except StorageError as error:
-                raise StartError(f"{path} cannot be opened: {error}") from error
+                raise StartError(str(error)) from error
         yield engines
     finally:
         with trio.CancelScope(shield=True):
             for opened, _ in engines:
                 await opened.close()
+            await journal.close()
 
 
 def _shards(

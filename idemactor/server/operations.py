@@ -93,9 +93,7 @@ class Batch:
     _dialect: Dialect
 
     @classmethod
-    def read(
-        cls, context: ServerContext, principal: Principal | None, members: Members, dialect: Dialect
-    ) -> Batch:
+    def read(cls, context: ServerContext, principal: Principal | None, members: Members, dialect: Dialect) -> Batch:
         """The batch that ``members`` are; a mistake in one of its calls is found in its place.
 
         Raises:

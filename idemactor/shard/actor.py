@@ -399,12 +399,13 @@ class Shard:
     # ------------------------------------------------------------------------------------------ rest, failure, return
 
     async def _rest(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
-        """After a good turn: leave memory if nobody has needed this shard for long. The metrics do not count."""
+        """After a good turn: do what no answer waits for, and leave memory if nobody has needed this shard for long."""
         if any(not isinstance(envelope.command, Inspect) for envelope in turn.envelopes):
-            self._used_at = turn.now
-        if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
-            return
+            self._used_at = turn.now  # The metrics do not count.
         try:
+            await self._engine.maintain()
+            if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
+                return
             self._asleep = await self._inspect(ledger, turn.now)
             await self._engine.close()
         except Exception as error:  # Memory is not to be trusted, but what this turn answered stays answered.

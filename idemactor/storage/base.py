@@ -42,6 +42,7 @@ class Batch:
         incidents: New incidents; one that is there already for its token is left as it is.
         acknowledged: Ids of incidents to remove.
         tallies: The new absolute counts of every tenant and namespace that changed.
+        journal_seq: The number of the latest journal batch that this one includes, 0 where there is no journal.
     """
 
     now_ms: int
@@ -51,6 +52,7 @@ class Batch:
     incidents: list[Incident] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+    journal_seq: int = 0
 
     @property
     def empty(self) -> bool:
@@ -60,11 +62,19 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a shard needs to know of its file before it can decide anything."""
+    """What a shard needs to know of its file before it can decide anything.
+
+    Attributes:
+        last_token: The highest token granted so far.
+        latest_ms: The latest time that any batch was decided at.
+        tallies: The counts.
+        journal_seq: The number of the latest journal batch that the file includes.
+    """
 
     last_token: int
     latest_ms: int
     tallies: dict[TallyKey, Tally]
+    journal_seq: int = 0
 
 
 class StateFilter(enum.StrEnum):
@@ -125,6 +135,9 @@ class Engine(Protocol):
 
     async def confirm(self) -> CommitResult:
         """Say whether answers that only read may leave: whether this is still the owner."""
+
+    async def maintain(self) -> None:
+        """Housekeeping that no answer waits for: called once the answers of a batch have left."""
 
     async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
         """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""

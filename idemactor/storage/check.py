@@ -20,8 +20,11 @@ import apsw
 
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.errors import StartError, StorageError
-from idemactor.storage import check_sql, schema
+from idemactor.storage import check_sql, journal_file, schema
 from idemactor.storage.directory import LOCK_NAME, META_NAME, explain, lock, lock_name, read_meta, shard_name
+from idemactor.storage.journal_file import NAME as JOURNAL_NAME
+from idemactor.storage.journal_file import Row
+from idemactor.storage.journal_rows import decode
 from idemactor.storage.sqlite_create import check_version
 
 EXAMPLES_MAX: Final = 5
@@ -46,7 +49,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """What one file holds: counts by state, the latest token and time, and sizes in bytes."""
+    """What one file holds: counts by state, the latest token and time, and sizes in bytes.
+
+    ``journal_batches`` are in the journal and not in the file yet: the counts do not show them; starting brings them
+    in.
+    """
 
     shard: int
     pending: int
@@ -59,6 +66,7 @@ class ShardReport:
     latest_ms: int
     file_bytes: int
     wal_bytes: int
+    journal_batches: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +104,11 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
         raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
     reports: list[ShardReport] = []
     findings: list[Finding] = []
+    journal = _journal(path / JOURNAL_NAME, findings)
     for shard in range(meta.shards):
         _lock_if_there(path / lock_name(shard), locks)
         try:
-            checked = _Shard(path / shard_name(shard), shard, meta.shards)
+            checked = _Shard(path / shard_name(shard), shard, meta.shards, journal)
             report = checked.run()
         except (apsw.Error, StorageError, OSError) as error:
             findings.append(Finding(shard, Severity.ERROR, f"cannot be read: {error}"))
@@ -146,10 +155,25 @@ def open_untouched(path: Path) -> Iterator[apsw.Connection]:
         connection.close()
 
 
+def _journal(path: Path, findings: list[Finding]) -> list[Row]:
+    """Every batch of the journal; what is wrong with its file is added to ``findings``."""
+    try:
+        with open_untouched(path) as connection:
+            check_version(connection, path.name, journal_file.KIND)
+            for (line,) in connection.execute("PRAGMA integrity_check(20)").fetchall():
+                if line != "ok":
+                    findings.append(Finding(None, Severity.ERROR, f"{path.name}: integrity: {line}"))
+            return journal_file.read_all(connection)
+    except (apsw.Error, StorageError, OSError) as error:
+        findings.append(Finding(None, Severity.ERROR, f"{path.name} cannot be read: {error}"))
+        return []
+
+
 class _Shard:
     """One file's check."""
 
-    def __init__(self, path: Path, shard: int, shards: int) -> None:
+    def __init__(self, path: Path, shard: int, shards: int, journal: list[Row]) -> None:
+        self._journal = [row for row in journal if row.shard == shard]
         self.findings: list[Finding] = []
         self._path = path
         self._number = shard
@@ -159,7 +183,8 @@ class _Shard:
         with open_untouched(self._path) as connection:
             check_version(connection, self._path.name)
             self._integrity(connection)
-            last_token, latest_ms = self._meta(connection)
+            last_token, latest_ms, journal_seq = self._meta(connection)
+            journal_batches = self._replay(journal_seq)
             self._queries(connection, last_token, latest_ms)
             self._owners(connection)
             self._tallies(connection)
@@ -179,6 +204,7 @@ class _Shard:
             latest_ms=latest_ms,
             file_bytes=self._path.stat().st_size,
             wal_bytes=wal.stat().st_size if wal.exists() else 0,
+            journal_batches=journal_batches,
         )
 
     def _found(self, what: str, severity: Severity = Severity.ERROR) -> None:
@@ -189,16 +215,33 @@ class _Shard:
             if line != "ok":
                 self._found(f"integrity: {line}")
 
-    def _meta(self, connection: apsw.Connection) -> tuple[int, int]:
+    def _replay(self, journal_seq: int) -> int:
+        """Whether starting could bring the journal's batches into the file; returns how many there are."""
+        batches = 0
+        for row in self._journal:
+            if row.seq <= journal_seq:
+                continue
+            if row.previous != journal_seq:
+                self._found(f"the file ends at batch {journal_seq}, and the journal goes on at {row.previous}")
+                return batches
+            try:
+                decode(row.body)
+            except StorageError as error:
+                self._found(f"batch {row.seq} of the journal: {error}")
+            batches += 1
+            journal_seq = row.seq
+        return batches
+
+    def _meta(self, connection: apsw.Connection) -> tuple[int, int, int]:
         row = connection.execute(schema.SELECT_META).fetchone()
         if row is None:
             raise StorageError("its meta row is missing")
-        layout, shard, shards, last_token, latest_ms = row
+        layout, shard, shards, last_token, latest_ms, journal_seq = row
         if layout != schema.FORMAT:
             self._found(f"its meta row says format {layout}, its header {schema.FORMAT}")
         if (shard, shards) != (self._number, self._shards):
             self._found(f"it says it is shard {shard} of {shards}, not {self._number} of {self._shards}")
-        return last_token, latest_ms
+        return last_token, latest_ms, journal_seq
 
     def _queries(self, connection: apsw.Connection, last_token: int, latest_ms: int) -> None:
         bindings = {"last_token": last_token, "latest_ms": latest_ms}

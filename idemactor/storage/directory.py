@@ -25,6 +25,8 @@ import apsw
 
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
+from idemactor.storage.journal_file import NAME as JOURNAL_NAME
+from idemactor.storage.journal_file import create_journal
 from idemactor.storage.sqlite_create import create_file, holds_nothing, sync_directory
 
 META_NAME: Final = "idemactor.json"
@@ -105,6 +107,11 @@ class DataDirectory:
             raise ValueError(f"there is no shard {shard} of {self.shards}")
         return self.path / shard_name(shard)
 
+    @property
+    def journal_path(self) -> Path:
+        """The database file of the journal that all shards share."""
+        return self.path / JOURNAL_NAME
+
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
         self._locks.close()
@@ -142,6 +149,11 @@ def _take(path: Path, shards: int | None, locks: contextlib.ExitStack) -> Meta:
         raise StartError(
             f"data directory {path} has {meta.shards} shards and the configuration says {shards}; the number is fixed"
             f" when a directory is made: set shards = {meta.shards}, leave it out, or name a new directory"
+        )
+    if not (path / JOURNAL_NAME).is_file():
+        raise StartError(
+            f"data directory {path} has lost {JOURNAL_NAME}; put it back from a backup: it may hold what the shards'"
+            " files do not have yet"
         )
     for shard in range(meta.shards):
         if not (path / shard_name(shard)).is_file():
@@ -222,6 +234,7 @@ def _create(path: Path, shards: int) -> Meta:
     _discard_unfinished(path)
     for shard in range(shards):
         create_file(path / shard_name(shard), shard, shards)
+    create_journal(path / JOURNAL_NAME)
     meta = Meta(shards, time.time_ns() // 1_000_000)
     content = {"format": META_FORMAT, "shards": meta.shards, "created_ms": meta.created_ms}
     _write_whole(path / META_NAME, json.dumps(content).encode() + b"\n")
@@ -235,8 +248,9 @@ def _discard_unfinished(path: Path) -> None:
                 f"data directory {path} has {file.name} with keys in it but no {META_NAME};"
                 " put that back from a backup, or name a new directory"
             )
-    # What SQLite keeps beside them, and what never got its name, goes with them.
-    for file in path.glob("shard-*.db*"):
+    # What SQLite keeps beside them, and what never got its name, goes with them. Shards that hold nothing have nothing
+    # in the journal either: they begin to grant only once the directory is finished.
+    for file in (*path.glob("shard-*.db*"), *path.glob(JOURNAL_NAME + "*")):
         file.unlink()
 
 

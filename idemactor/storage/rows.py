@@ -131,6 +131,11 @@ def _tombstone_of(row: Row) -> Tombstone:
     return Tombstone(token, request_id, operation_id, expires_at, bool(reported))
 
 
+def entry_gone(entry_id: int, tenant: str, namespace: str, key: str) -> Entry:
+    """An entry of which only its row's removal is left to do."""
+    return Entry(entry_id, Identity(tenant, namespace, key), None, None, None)
+
+
 def outcome_row(outcome: Outcome | None) -> Row:
     """The columns ``schema.OUTCOME_COLUMNS``."""
     if outcome is None:

@@ -71,6 +71,7 @@ CREATE TABLE meta (
     shards INTEGER NOT NULL,
     last_token INTEGER NOT NULL,
     latest_ms INTEGER NOT NULL,
+    journal_seq INTEGER NOT NULL,
     recoveries INTEGER NOT NULL
 ) STRICT;
 CREATE TABLE records (
@@ -160,11 +161,14 @@ def _upsert(table: str, key: tuple[str, ...], fixed: tuple[str, ...], columns: t
 
 
 INSERT_META: Final = (
-    "INSERT INTO meta (one, format, shard, shards, last_token, latest_ms, recoveries) VALUES (1, ?, ?, ?, 0, 0, 0)"
+    "INSERT INTO meta (one, format, shard, shards, last_token, latest_ms, journal_seq, recoveries)"
+    " VALUES (1, ?, ?, ?, 0, 0, 0, 0)"
 )
-SELECT_META: Final = "SELECT format, shard, shards, last_token, latest_ms FROM meta"
+SELECT_META: Final = "SELECT format, shard, shards, last_token, latest_ms, journal_seq FROM meta"
 # Neither ever goes back, whatever a batch says: a token must not be granted twice.
-UPDATE_META: Final = "UPDATE meta SET last_token = max(last_token, ?), latest_ms = max(latest_ms, ?)"
+UPDATE_META: Final = (
+    "UPDATE meta SET last_token = max(last_token, ?), latest_ms = max(latest_ms, ?), journal_seq = max(journal_seq, ?)"
+)
 SELECT_HOLDS_NOTHING: Final = "SELECT last_token = 0 AND latest_ms = 0 AND NOT EXISTS (SELECT 1 FROM records) FROM meta"
 TOUCH_META: Final = "UPDATE meta SET recoveries = recoveries + 1"
 

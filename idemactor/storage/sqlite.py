@@ -19,7 +19,8 @@ from idemactor.core.record import Entry
 from idemactor.storage import sqlite_reads
 from idemactor.storage.base import Batch, CommitResult, Opened, RecordQuery, StoredIncident
 from idemactor.storage.pace import Pace
-from idemactor.storage.sqlite_file import Durability, Place, ShardFile
+from idemactor.storage.sqlite_file import Place, ShardFile
+from idemactor.storage.sqlite_wal import Durability
 
 T = TypeVar("T")
 

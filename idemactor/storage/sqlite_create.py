@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -17,8 +18,26 @@ _SIDE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a file."""
 
 
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """What a file of ours says it is: its name for people, ``application_id``, ``user_version``, and its tables."""
+
+    name: str
+    application_id: int
+    version: int
+    ddl: str
+
+
+SHARD: Final = Kind("a shard's file", schema.APPLICATION_ID, schema.FORMAT, schema.DDL)
+
+
 def create_file(path: Path, shard: int, shards: int) -> None:
-    """Make an empty shard at ``path``: whole and on disk under its name, or not there at all.
+    """Make an empty shard at ``path``, see ``create``."""
+    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards))
+
+
+def create(path: Path, kind: Kind, first: str, bindings: tuple[int, ...] = ()) -> None:
+    """Make a file with its tables and ``first`` done: whole and on disk under its name, or not there at all.
 
     Raises:
         apsw.Error: SQLite could not write it.
@@ -35,10 +54,10 @@ def create_file(path: Path, shard: int, shards: int) -> None:
         connection.pragma("page_size", PAGE_BYTES)
         connection.pragma("synchronous", "FULL")
         with connection:
-            connection.execute(schema.DDL)
-            connection.execute(schema.INSERT_META, (schema.FORMAT, shard, shards))
-            connection.pragma("application_id", schema.APPLICATION_ID)
-            connection.pragma("user_version", schema.FORMAT)
+            connection.execute(kind.ddl)
+            connection.execute(first, bindings)
+            connection.pragma("application_id", kind.application_id)
+            connection.pragma("user_version", kind.version)
         connection.pragma("journal_mode", "WAL")
     finally:
         connection.close()
@@ -59,19 +78,21 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_version(connection: apsw.Connection, name: str) -> None:
-    """Refuse what is not ours, or newer than we are.
+def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) -> None:
+    """Refuse what is not of this kind, or not of the version that we know.
 
     Raises:
         StorageError: The message says the way out.
     """
     application = connection.pragma("application_id")
     version = connection.pragma("user_version")
-    if application != schema.APPLICATION_ID:
-        raise StorageError(f"{name} is not a file of idemactor; name another data directory or move it away")
-    if version != schema.FORMAT:
+    if application != kind.application_id:
         raise StorageError(
-            f"{name} has format {version}, this release knows {schema.FORMAT}; start the release that wrote it"
+            f"{name} is not a file of idemactor ({kind.name}); name another data directory or move it away"
+        )
+    if version != kind.version:
+        raise StorageError(
+            f"{name} has format {version}, this release knows {kind.version}; start the release that wrote it"
         )
 
 

@@ -38,7 +38,7 @@ def apply(connection: apsw.Connection, batch: Batch, last_token: int) -> None:
         many(schema.UPSERT_TALLY, kept)
     if empty := [key for key, tally in tallies if tally == _NOTHING]:
         many(schema.DELETE_TALLY, empty)
-    connection.execute(schema.UPDATE_META, (batch.last_token, batch.now_ms))
+    connection.execute(schema.UPDATE_META, (batch.last_token, batch.now_ms, batch.journal_seq))
 
 
 def _put(connection: apsw.Connection, batch: Batch, last_token: int) -> None:

@@ -167,7 +167,24 @@ class LedgerAgainstModel(RuleBasedStateMachine):
 
     @rule(batch=st.lists(asks(), min_size=1, max_size=3))
     def ask(self, batch: list[tuple[type[Command], dict[str, Any]]]) -> None:
-        commands = [self.built(kind, dict(given)) for kind, given in batch]
+        self.ask_all([self.built(kind, dict(given)) for kind, given in batch])
+
+    @rule(identity=identities, request_id=requests, accepts=st.booleans())
+    def another_comes_as_the_lease_ends(self, identity: Identity, request_id: str | None, accepts: bool) -> None:
+        # Takeovers, and what an earlier attempt may still say, are rare where everything is drawn at random.
+        self.now = max(self.now, self.held.get(identity, (0, 0))[1])
+        self.ask_all([Accept(identity, request_id) if accepts else Reserve(identity, request_id)])
+
+    @rule(identity=identities, back=st.integers(1, 3), outcome=outcomes)
+    def a_late_commit_comes(self, identity: Identity, back: int, outcome: Outcome | None) -> None:
+        self.ask_all([self.built(Commit, {"identity": identity, "outcome": outcome, "back": back})])
+
+    @rule(identity=identities, reason=st.sampled_from((None, "lost")))
+    def the_holder_doubts(self, identity: Identity, reason: str | None) -> None:
+        self.ask_all([self.built(Doubt, {"identity": identity, "reason": reason, "back": 0})])
+
+    def ask_all(self, commands: list[Command]) -> None:
+        """A batch of commands, to the ledger and to the model."""
         self.begin([command.identity for command in commands])
         expected: list[tuple[object, Answer]] = []
         for command in commands:

@@ -113,9 +113,7 @@ def test_every_digest_is_compared_in_constant_time(
         ("operator-token", "nowhere", "forget", Code.UNKNOWN_NAMESPACE),
     ],
 )
-def test_the_order_of_refusals(
-    authenticator: Authenticator, token: str, namespace: str, op: str, code: Code
-) -> None:
+def test_the_order_of_refusals(authenticator: Authenticator, token: str, namespace: str, op: str, code: Code) -> None:
     assert refusal(authenticator, token, namespace, op) is code
 
 

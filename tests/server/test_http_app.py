@@ -269,11 +269,7 @@ async def test_a_challenge_comes_with_a_401(autojump_clock: MockClock) -> None:
     ],
 )
 async def test_who_may_not(
-    token: str | None,
-    method: str,
-    path: str,
-    status: int,
-    code: str, autojump_clock: MockClock
+    token: str | None, method: str, path: str, status: int, code: str, autojump_clock: MockClock
 ) -> None:
     async with serving(autojump_clock, tokens=TOKENS) as client:
         headers = bearer(token) if token else []
@@ -335,9 +331,7 @@ async def test_head_and_options(autojump_clock: MockClock) -> None:
         (b'{"key":"k","payload":' + b"[" * 70 + b"]" * 70 + b"}", None),
     ],
 )
-async def test_bodies_that_are_refused(
-    body: bytes, field: str | None, autojump_clock: MockClock
-) -> None:
+async def test_bodies_that_are_refused(body: bytes, field: str | None, autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
         answer = await client.post("/v1/default/reserve", body)
         if field == "ok":
@@ -362,9 +356,7 @@ async def test_bodies_that_are_refused(
         [("content-type", "application/json"), ("content-encoding", "gzip")],
     ],
 )
-async def test_content_types_that_are_refused(
-    headers: list[tuple[str, str]], autojump_clock: MockClock
-) -> None:
+async def test_content_types_that_are_refused(headers: list[tuple[str, str]], autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
         answer = await client.post("/v1/default/reserve", b'{"key":"k"}', headers=headers, content_type=None)
         assert answer.problem(415, "UNSUPPORTED_MEDIA_TYPE")["proceed"] is False
@@ -400,6 +392,15 @@ async def test_a_body_that_is_too_large_is_not_read_to_its_end(autojump_clock: M
         assert exchange.answer().problem(413, "TOO_LARGE")["proceed"] is False
 
 
+async def test_a_length_over_the_limit_is_refused_before_the_body(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        headers = [("content-type", "application/json"), ("content-length", str(BODY_BYTES_MAX + 1))]
+        exchange = Exchange(client.app, "POST", "/v1/default/reserve", headers)
+        with trio.fail_after(1):
+            await exchange.run()
+        exchange.answer().problem(413, "TOO_LARGE")
+
+
 # ---------------------------------------------------------------------------------------------- the key's header
 
 
@@ -418,9 +419,7 @@ async def test_the_key_may_come_in_the_header(value: str, key: str, autojump_clo
     "values",
     [["other"], ["k", "k"], [""], [" "], ['"k'], ["a,b"], ["a b"], ["k\xe9"], ['"a\x7fb"'], ["k" * 257]],
 )
-async def test_a_header_that_is_wrong_is_never_a_fallback(
-    values: list[str], autojump_clock: MockClock
-) -> None:
+async def test_a_header_that_is_wrong_is_never_a_fallback(values: list[str], autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
         headers = [("idempotency-key", value) for value in values]
         told = (await client.post("/v1/default/reserve", {"key": "k"}, headers=headers)).problem(400, "INVALID_REQUEST")
@@ -660,9 +659,7 @@ async def test_a_shard_that_says_nothing(autojump_clock: MockClock) -> None:
         assert 'idemactor_shard_answers{shard="0"} 0.0' in metrics
 
 
-async def test_a_bug_is_a_problem_too(
-    monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
-) -> None:
+async def test_a_bug_is_a_problem_too(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:
     def broken(*_args: object, **_options: object) -> None:
         raise ZeroDivisionError("secret")
 
@@ -696,6 +693,30 @@ async def test_a_command_that_was_read_whole_is_carried_out(autojump_clock: Mock
         exchange.hang_up()
         await exchange.run()
         assert (await client.post("/v1/default/get", {"key": "k"})).json["record"]["state"] == "committed"
+
+
+async def test_a_hang_up_before_the_app_came_to_look(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+
+        @client.app.before_request
+        async def dawdle() -> None:
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+
+        exchange = Exchange(client.app, "POST", "/v1/default/accept", [("content-type", "application/json")])
+        exchange.send(b'{"key":"k"}')
+        exchange.hang_up()
+        await exchange.run()
+        assert (await client.post("/v1/default/get", {"key": "k"})).json["record"]["state"] == "committed"
+
+
+async def test_a_hang_up_during_a_refusal_ends_the_request(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        exchange = Exchange(client.app, "POST", "/v1/default/accept", [("content-type", "text/plain")])
+        exchange.send(b"x")
+        exchange.hang_up()
+        with trio.fail_after(1):
+            await exchange.run()
 
 
 async def test_a_command_that_was_not_is_not(autojump_clock: MockClock) -> None:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import socket
+import ssl
+import struct
 from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
@@ -14,6 +18,7 @@ from trio.testing import MockClock
 
 from idemactor.core.limits import BATCH_OPS_MAX, FRAME_BYTES_MAX
 from idemactor.server.listeners import AcceptObserver, guard_connection
+from idemactor.server.outbox import Outbox
 from idemactor.server.rpc_door import RpcDoor, RpcLimits
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault
@@ -84,6 +89,16 @@ class Peer:
         return bool(data)
 
 
+class Failures(AcceptObserver):
+    """What ended a connection that was no fault of its client's."""
+
+    def __init__(self) -> None:
+        self.seen: list[BaseException] = []
+
+    def connection_failed(self, listener: str, error: BaseException) -> None:  # noqa: ARG002
+        self.seen.append(error)
+
+
 class Server:
     """A door, and as many clients as a test wants."""
 
@@ -92,6 +107,7 @@ class Server:
         self.door = RpcDoor(rig.context, limits)
         self._nursery = nursery
         self.over = 0
+        self.failures = Failures()
 
     def connect(self, pair: tuple[trio.abc.Stream, trio.abc.Stream] | None = None) -> Peer:
         ours, theirs = pair or trio.testing.memory_stream_pair()
@@ -99,15 +115,17 @@ class Server:
         return Peer(theirs)
 
     async def _serve(self, stream: trio.abc.Stream) -> None:
-        await guard_connection(stream, self.door.handle, "here", AcceptObserver())
+        await guard_connection(stream, self.door.handle, "here", self.failures)
         self.over += 1
 
 
 @contextlib.asynccontextmanager
 async def serving(clock: trio.abc.Clock, limits: RpcLimits | None = None, **options: Any) -> AsyncIterator[Server]:
     async with running(clock, **options) as rig, trio.open_nursery() as nursery:
-        yield Server(rig, nursery, limits)
+        server = Server(rig, nursery, limits)
+        yield server
         nursery.cancel_scope.cancel()
+    assert server.failures.seen == []
 
 
 # ------------------------------------------------------------------------------------------------------------- calls
@@ -596,6 +614,23 @@ async def test_a_client_that_reads_slowly_gets_everything(autojump_clock: MockCl
         assert got == 50
 
 
+@pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.1\r\n\r\n"])
+async def test_a_tls_handshake_that_does_not_come(said: bytes, autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, RpcLimits(handshake_ms=2_000)) as server:
+        ours, theirs = trio.testing.memory_stream_pair()
+        tls = trio.SSLStream(ours, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), server_side=True)
+        server.connect((tls, theirs))
+        if said:
+            await theirs.send_all(said)
+            await trio.testing.wait_all_tasks_blocked()
+            assert server.over == 1
+            return
+        await trio.sleep(1.9)
+        assert server.over == 0
+        await trio.sleep(0.2)
+        assert server.over == 1
+
+
 # ------------------------------------------------------------------------------------------------------------ the end
 
 
@@ -669,6 +704,45 @@ async def test_a_client_that_vanishes_from_a_socket() -> None:
             await holder.call("release", namespace="default", key="k", token=token)
             assert (await holder.call("get", namespace="default", key="k"))["result"] == "unknown"
             assert (await holder.call("get", namespace="default", key="k9"))["record"]["state"] == "pending"
+
+
+async def test_a_connection_that_is_reset() -> None:
+    async with serving(trio.lowlevel.current_clock()) as server:
+        with trio.socket.socket() as listening:
+            await listening.bind(("127.0.0.1", 0))
+            listening.listen(1)
+            theirs = await trio.open_tcp_stream(*listening.getsockname())
+            ours, _ = await listening.accept()
+        peer = server.connect((trio.SocketStream(ours), theirs))
+        assert await peer.call("ping") == {"result": "pong"}
+        # With a linger of 0 seconds, closing sends a reset.
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        await theirs.aclose()
+        with trio.fail_after(30):
+            while server.over == 0:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+
+
+async def test_a_socket_that_is_full_to_the_brim() -> None:
+    ours, theirs = sockets()
+    outbox = Outbox(ours, 10_000, lambda: None)
+    stuffed = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            stuffed += os.write(ours.socket.fileno(), b"x" * 4_096)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            stuffed += os.write(ours.socket.fileno(), b"x")
+    outbox.put(b"last")
+    assert (outbox.broken, outbox.waiting_bytes) == (False, 4)
+    with trio.fail_after(30):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(outbox.run)
+            got = b""
+            while len(got) < stuffed + 4:
+                got += await theirs.receive_some()
+            nursery.cancel_scope.cancel()
+    assert got.endswith(b"xlast")
 
 
 async def test_garbage_on_a_socket_leaves_the_answers_before_it() -> None:

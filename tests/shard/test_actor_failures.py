@@ -10,9 +10,10 @@ from idemactor.core.commands import Command, Commit, Get
 from idemactor.core.decide import Decision, decide
 from idemactor.core.queries import Inspect, Inspected, ListRecords, RecordsPage
 from idemactor.core.replies import Committed, Found, InFlight, Reserved, Unavailable, Unknown
+from idemactor.errors import StorageError
 from idemactor.shard.actor import BACKOFF_MS_MAX, BACKOFF_MS_MIN, ShardSettings
 from idemactor.storage.base import CommitResult
-from idemactor.storage.memory import Fault, MemoryDisk
+from idemactor.storage.memory import Fault, MemoryDisk, MemoryEngine
 from tests.shard.harness import NAMESPACE, TENANT, commit, identity, key_in, on_mock_time, reserve, running, slow
 
 NOT_KEPT = [Fault(CommitResult.FAILED), Fault(CommitResult.UNKNOWN)]
@@ -153,6 +154,23 @@ async def test_an_eviction_that_fails_tells_nobody_anything_twice() -> None:
         waiter.got(InFlight)
         assert rig.watch.happened[0] == "recovered 0"
         await rig.one(Get(identity("k")), Found)
+
+
+@on_mock_time
+async def test_upkeep_that_fails_costs_no_answer_and_no_task(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def breaks(_engine: MemoryEngine) -> None:
+        raise StorageError("planted")
+
+    async with running() as rig:
+        (waiter,) = rig.send(reserve("k"), reserve("k", wait_ms=60_000))[1:]
+        await trio.sleep(1)
+        monkeypatch.setattr(MemoryEngine, "maintain", breaks)
+        await rig.one(Get(identity("k")), Found)
+        await trio.sleep(0.1)
+        # Who waits cannot be kept once memory is dropped; what was answered stays answered.
+        waiter.got(Unavailable)
+        monkeypatch.undo()
+        await rig.one(commit("k", 1), Committed)
 
 
 @on_mock_time

@@ -9,7 +9,7 @@ from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Inspect, Inspected
 from idemactor.core.replies import Committed, Completed, InFlight, Overloaded, Released, Reserved
 from idemactor.shard.actor import ShardSettings
-from idemactor.shard.mailbox import Envelope
+from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import OVERLOADED_RETRY_MS
 from idemactor.storage.memory import MemoryDisk
 from tests.shard.harness import Call, commit, identity, key_in, on_mock_time, reserve, running, slow
@@ -100,9 +100,11 @@ async def test_answers_of_one_turn_reach_a_connection_in_one_delivery() -> None:
 
     class Connection:
         closed = False
-        deliveries: list[list[object]] = []  # noqa: RUF012
 
-        def deliver(self, answers: list[tuple[object, object]]) -> None:
+        def __init__(self) -> None:
+            self.deliveries: list[list[object]] = []
+
+        def deliver(self, answers: list[tuple[object, Answer]]) -> None:
             self.deliveries.append([tag for tag, _ in answers])
 
     async with running() as rig:

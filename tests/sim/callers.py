@@ -10,6 +10,7 @@ import trio
 
 from idemactor.core.commands import Accept, Command, Commit, Doubt, Extend, Get, Release, Reserve, Resolve, Verdict
 from idemactor.core.keys import Identity
+from idemactor.core.limits import TOKEN_MAX
 from idemactor.core.record import Outcome
 from idemactor.core.replies import InDoubt, Overloaded, Reply, Reserved, Unavailable
 from tests.sim.history import Op
@@ -96,7 +97,7 @@ class Caller:
     async def batch(self, identity: Identity) -> None:
         """Several commands at once, some of them for one key."""
         other = self.rng.choice(self.server.keys)
-        choices = [
+        choices: list[Command] = [
             self.reserve(identity, wait=False),
             self.reserve(identity, wait=False),
             Get(identity),
@@ -113,17 +114,14 @@ class Caller:
     async def late(self, identity: Identity) -> None:
         """Somebody comes with a token of long ago."""
         token = self.known(identity)
-        await self.one(
-            self.rng.choice(
-                [
-                    self.commit(identity, token),
-                    Release(identity, token),
-                    Extend(identity, token, self.rng.choice(LEASES)),
-                    Doubt(identity, token, "late"),
-                    Resolve(identity, token, self.rng.choice(list(Verdict)), self.outcome("late")),
-                ]
-            )
-        )
+        choices: list[Command] = [
+            self.commit(identity, token),
+            Release(identity, token),
+            Extend(identity, token, self.rng.choice(LEASES)),
+            Doubt(identity, token, "late"),
+            Resolve(identity, token, self.rng.choice(list(Verdict)), self.outcome("late")),
+        ]
+        await self.one(self.rng.choice(choices))
 
     async def hang_up(self, identity: Identity) -> None:
         """Wait for a key, and leave before the answer."""
@@ -164,7 +162,7 @@ class Caller:
 
     def known(self, identity: Identity, *, latest: bool = False) -> int:
         """A token of this key, mostly one of the latest."""
-        tokens = self.server.tokens.get(identity, [1])
+        tokens = self.server.tokens.get(identity, [TOKEN_MAX])
         return tokens[-1] if latest or self.rng.random() < 0.4 else self.rng.choice(tokens[-4:])
 
     def reserve(self, identity: Identity, *, wait: bool = True) -> Reserve:
@@ -174,7 +172,7 @@ class Caller:
             self.request_id() if self.rng.random() < 0.7 else None,
             lease_ms=self.rng.choice(LEASES),
             ttl_ms=self.rng.choice(TTLS),
-            wait_ms=self.rng.choice((0, 0, 20, 150)) if wait else 0,
+            wait_ms=self.rng.choice((0, 0, 20, 150, 400)) if wait else 0,
         )
 
     def commit(self, identity: Identity, token: int) -> Commit:

@@ -44,6 +44,7 @@ class SimShard(Shard):
 
     history: History
     turns = 0
+    in_hand: tuple[Envelope, ...] = ()
 
     async def _turn(self) -> None:
         self.turns += 1
@@ -53,6 +54,7 @@ class SimShard(Shard):
 
     async def _decide(self, ledger: Ledger[Envelope], turn: Any) -> None:
         self.history.deciding_ms[self.number] = turn.now
+        self.in_hand = tuple(turn.envelopes)
         for envelope in turn.envelopes:
             if isinstance(envelope.sink, Op):
                 envelope.sink.seen = True
@@ -61,6 +63,15 @@ class SimShard(Shard):
     async def _write(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._write(ledger, turn)
         self._compare(ledger)
+
+    def forgotten(self) -> list[Op]:
+        """Ops of this shard that were not answered and that it knows nothing of."""
+        known = {envelope.sink for envelope in (*self._mailbox._queue, *self.in_hand)}
+        if self._ledger is not None:
+            known |= {waiter.ticket.sink for queue in self._ledger._waiters.values() for waiter in queue}
+            known |= {envelope.sink for envelope, _ in self._ledger._work.replies}
+        ours = (op for op in self.history.ops if op.shard == self.number and op.answered is None)
+        return [op for op in ours if op not in known and not op.closed]
 
     def _compare(self, ledger: Ledger[Envelope]) -> None:
         assert isinstance(self._engine, MemoryEngine)
@@ -97,7 +108,9 @@ async def start_node(
     opened = [await engine.open() for engine in engines]
     clock = Clock(max(wall_ms, *(each.latest_ms for each in opened)), trio.current_time)
     shards = [
-        shard_type(n, engine, policies, census, clock, lambda: rng.getrandbits(ENTROPY_BITS), NOBODY, settings, opened[n])
+        shard_type(
+            n, engine, policies, census, clock, lambda: rng.getrandbits(ENTROPY_BITS), NOBODY, settings, opened[n]
+        )
         for n, engine in enumerate(engines)
     ]
     for shard in shards:

@@ -51,6 +51,7 @@ class World:
     tokens: dict[Identity, list[int]] = field(default_factory=dict)
     stopping: bool = False
     wall_step_ms: int = 0
+    rest_ms: int = 0
     node: Node | None = None
     up: trio.Event = field(default_factory=trio.Event)
 
@@ -82,9 +83,7 @@ class World:
     async def _incarnation(self, seconds: float, end: Callable[[trio.CancelScope], Any]) -> None:
         wall_ms = START_MS + int(trio.current_time() * 1000) + self.wall_step_ms
         policies = {NAMESPACE: self.policy}
-        node = await start_node(
-            self.disks, policies, wall_ms, self.settings, self.rng, self.history, self.shard_type
-        )
+        node = await start_node(self.disks, policies, wall_ms, self.settings, self.rng, self.history, self.shard_type)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.router.run)
             self.node = node
@@ -98,6 +97,9 @@ class World:
 
     async def _crash(self, shards: trio.CancelScope) -> None:
         """Every task of the node ends at once; nothing is told to anybody."""
+        assert self.node is not None
+        for shard in self.node.shards:
+            self.history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
         self.node, self.up = None, trio.Event()
         shards.cancel()
         for op in self.history.ops:
@@ -113,6 +115,7 @@ class World:
             disk.before_commit = None
         self.stopping = True
         await trio.sleep(QUIET_S)
+        self.rest_ms = self.node.clock.now_ms()
         self.node.router.close()
 
     async def _trouble(self) -> None:
@@ -152,8 +155,9 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard) -> World:
     """Run one seed to its end."""
     rng = Random(seed)
     # Importing hypothesis sets the flag as well; trio has no public name for it.
-    trio._core._run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[attr-defined]
-    trio._core._run._r.seed(seed)  # type: ignore[attr-defined]
+    trio_run: Any = trio._core._run
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True
+    trio_run._r.seed(seed)
     policy = Policy(
         lease_ms=rng.choice((40, 300)),
         ttl_ms=rng.choice((100, 1_000)),
@@ -168,7 +172,9 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard) -> World:
         disks=[MemoryDisk() for _ in range(rng.randint(2, 4))],
         policy=policy,
         settings=ShardSettings(
-            mailbox_max=rng.choice((3, 64)), evict_after_ms=rng.choice((20, 200, 300_000)), batch_max=rng.choice((2, 64))
+            mailbox_max=rng.choice((3, 64)),
+            evict_after_ms=rng.choice((20, 200, 300_000)),
+            batch_max=rng.choice((2, 64)),
         ),
         shard_type=shard_type,
     )

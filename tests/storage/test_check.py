@@ -117,7 +117,7 @@ def test_while_it_looks_no_server_starts(path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(check, "open_untouched", trying)
     assert check_directory(path).sound
-    assert tried == ["shard-0000.db", "shard-0001.db"]
+    assert tried == ["journal.db", "shard-0000.db", "shard-0001.db"]
 
 
 @pytest.mark.parametrize("there", [True, False])

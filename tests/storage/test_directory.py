@@ -158,7 +158,7 @@ def test_a_creation_that_was_interrupted_is_done_again(
     # Also with another number: nothing was promised yet.
     with DataDirectory.open(path, 2) as data:
         assert data.shards == 2
-    expected = {"LOCK", "idemactor.json", "shard-0000.db", "shard-0000.lock", "shard-0001.db", "shard-0001.lock"}
+    expected = {"LOCK", "idemactor.json", "journal.db", "shard-0000.db", "shard-0000.lock", "shard-0001.db", "shard-0001.lock"}
     assert set(names(path)) == expected
     make(path, 2)
 
@@ -175,7 +175,7 @@ def test_the_directory_is_only_called_finished_when_all_files_are_there(
 
     monkeypatch.setattr(directory, "_write_whole", watching)
     make(path)
-    assert seen == [["LOCK", "shard-0000.db", "shard-0001.db"]]
+    assert seen == [["LOCK", "journal.db", "shard-0000.db", "shard-0001.db"]]
 
 
 def test_the_last_thing_done_to_a_new_directory_is_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ import pytest
 
 from idemactor.core.keys import Identity
 from idemactor.errors import StorageError
-from idemactor.storage import sqlite_file
+from idemactor.storage import sqlite_wal
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from idemactor.storage.sqlite import SqliteEngine
@@ -61,7 +61,7 @@ class Round:
     directory: Path
     rng: Random
     odds: Odds
-    durability: sqlite_file.Durability
+    durability: sqlite_wal.Durability
     writer: Writer
     possible: list[MemoryDisk]
     disk: LossyDisk
@@ -198,7 +198,7 @@ async def shown(state: MemoryDisk, identities: set[Identity]) -> Picture:
     return await picture(engine, opened, identities)
 
 
-async def play(seed: int, directory: Path, odds: Odds, durability: sqlite_file.Durability = "full") -> None:
+async def play(seed: int, directory: Path, odds: Odds, durability: sqlite_wal.Durability = "full") -> None:
     """One round; raises ``Lost`` where the promise is broken."""
     rng = Random(seed)
     home = directory / f"seed-{seed}"
@@ -224,8 +224,8 @@ def new_shard(directory: Path, path: Path) -> None:
 @pytest.fixture(autouse=True)
 def _small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checkpoints in the middle of everything, as on a busy shard."""
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_LIMIT_PAGES", 60)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_LIMIT_PAGES", 60)
 
 
 def seeds() -> range | list[int]:
@@ -264,26 +264,26 @@ async def found_out(tmp_path: Path, odds: Odds) -> bool:
 
 
 async def test_commits_without_a_sync_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_file, "_SYNCHRONOUS", {"full": "OFF"})
+    monkeypatch.setattr(sqlite_wal, "_SYNCHRONOUS", {"full": "OFF"})
     assert await found_out(tmp_path, Odds(failing_sync=0.0))
 
 
 async def test_commits_that_only_checkpoints_sync_are_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "_SYNCHRONOUS", {"full": "NORMAL"})
+    monkeypatch.setattr(sqlite_wal, "_SYNCHRONOUS", {"full": "NORMAL"})
     assert await found_out(tmp_path, Odds(failing_sync=0.0))
 
 
 async def test_trust_in_what_was_read_back_after_a_failed_sync_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file.ShardFile, "_settle", lambda *_: None)
+    monkeypatch.setattr(sqlite_wal.WalFile, "_settle", lambda *_: None)
     assert await found_out(tmp_path, Odds(failing_sync=0.3))
 
 
 async def test_a_checkpoint_of_a_wal_that_never_reached_the_disk_is_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file.ShardFile, "_rewrite_wal", lambda _: None)
+    monkeypatch.setattr(sqlite_wal.WalFile, "_rewrite_wal", lambda _: None)
     assert await found_out(tmp_path, Odds(failing_sync=0.3, cut_after_failure=1.0))

@@ -14,7 +14,7 @@ import trio
 from idemactor.core.keys import Identity
 from idemactor.core.record import Incident, Outcome
 from idemactor.errors import StorageError
-from idemactor.storage import pace, rows, schema, sqlite_create, sqlite_file, sqlite_reads
+from idemactor.storage import pace, rows, schema, sqlite_create, sqlite_file, sqlite_reads, sqlite_wal
 from idemactor.storage.base import Batch, CommitResult, RecordQuery, StateFilter
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_create import create_file
@@ -24,7 +24,7 @@ from tests.storage.samples import NOW, Writer, committed, name, pending
 
 
 class FilePlace:
-    def __init__(self, path: Path, durability: sqlite_file.Durability = "full") -> None:
+    def __init__(self, path: Path, durability: sqlite_wal.Durability = "full") -> None:
         self.path = path
         self.durability = durability
 
@@ -178,7 +178,7 @@ async def test_a_failed_sync_is_unknown_and_reopening_makes_it_durable(engine: S
 async def test_what_was_not_there_after_a_failed_sync_does_not_turn_up_later(
     path: Path, tmp_path: Path, engine: SqliteEngine, lossy: LossyDisk, monkeypatch: pytest.MonkeyPatch, restarted: bool
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "BUSY_MS", 1)
+    monkeypatch.setattr(sqlite_wal, "BUSY_MS", 1)
     reader = apsw.Connection(str(path))
     reader.execute("BEGIN")
     reader.execute("SELECT * FROM meta").fetchall()
@@ -246,7 +246,7 @@ async def test_a_value_that_no_column_takes_fails_its_batch_alone(engine: Sqlite
 async def test_nothing_is_in_the_wal_before_the_commit(
     engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CACHE_KIB", 16)
+    monkeypatch.setattr(sqlite_wal, "CACHE_KIB", 16)
     await engine.reopen()
     wal = os.stat(path.with_name("shard.db-wal"))
     large = [committed(n, name(f"k{n}"), outcome=Outcome(200, (), bytes(5_000))) for n in range(2, 200)]
@@ -285,7 +285,7 @@ async def test_a_new_file_is_empty_whatever_an_older_one_left_beside_it(engine: 
 async def test_a_file_locked_by_another_program_fails_the_batch(
     engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "BUSY_MS", 1)
+    monkeypatch.setattr(sqlite_wal, "BUSY_MS", 1)
     await engine.reopen()
     other = apsw.Connection(str(path))
     other.execute("BEGIN IMMEDIATE")
@@ -299,7 +299,7 @@ async def test_a_file_locked_by_another_program_fails_the_batch(
 async def test_a_failed_checkpoint_shows_at_the_next_commit(
     engine: SqliteEngine, lossy: LossyDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 1)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_PAGES", 1)
     await engine.reopen()
     assert await engine.commit(TWO) is CommitResult.OK
     lossy.failing_syncs = 1
@@ -367,8 +367,8 @@ async def test_a_full_commit_is_one_sync_and_a_process_commit_none(path: Path, l
 async def test_the_wal_is_bounded(
     engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch, maintained: bool
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 20)
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_LIMIT_PAGES", 60)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_PAGES", 20)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_LIMIT_PAGES", 60)
     await engine.reopen()
     longest = 0
     for n in range(100):
@@ -377,15 +377,15 @@ async def test_the_wal_is_bounded(
         longest = max(longest, engine.wal_pages)
         if maintained:
             await engine.maintain()
-    pages = path.with_name("shard.db-wal").stat().st_size / sqlite_file.FRAME_BYTES
+    pages = path.with_name("shard.db-wal").stat().st_size / sqlite_wal.FRAME_BYTES
     assert longest <= pages < (40 if maintained else 80)
 
 
 async def test_a_reader_that_stays_does_not_make_every_commit_a_checkpoint(
     engine: SqliteEngine, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_PAGES", 10)
-    monkeypatch.setattr(sqlite_file, "CHECKPOINT_LIMIT_PAGES", 10)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_PAGES", 10)
+    monkeypatch.setattr(sqlite_wal, "CHECKPOINT_LIMIT_PAGES", 10)
     await engine.reopen()
     reader = apsw.Connection(str(path))
     reader.execute("BEGIN")
@@ -405,7 +405,7 @@ async def test_a_reader_that_stays_does_not_make_every_commit_a_checkpoint(
     reader.close()
     assert await engine.commit(Batch(NOW, 40, puts=[pending(40, name("last"))])) is CommitResult.OK
     await engine.reopen()
-    assert path.with_name("shard.db-wal").stat().st_size < 20 * sqlite_file.FRAME_BYTES
+    assert path.with_name("shard.db-wal").stat().st_size < 20 * sqlite_wal.FRAME_BYTES
 
 
 async def test_closing_moves_the_wal_into_the_file(engine: SqliteEngine, path: Path) -> None:

@@ -9,29 +9,43 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from idemactor.cli.main import main
+from idemactor.shard.actor import Shard
 from idemactor.storage.base import Batch, CommitResult
-from idemactor.storage.sqlite import SqliteEngine
 
 DIE_FILE: Final = "DIE_FILE"
 
 
-def _arm() -> None:
-    order = Path(os.environ[DIE_FILE])
-    commit = SqliteEngine.commit
+class DeadlyEngine:
+    """Any engine; the process does not survive a commit that it was told not to."""
 
-    async def deadly(self: SqliteEngine, batch: Batch) -> CommitResult:
-        wish = order.read_text() if order.exists() else ""
+    def __init__(self, engine: Any, order: Path) -> None:
+        self._engine = engine
+        self._order = order
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def commit(self, batch: Batch) -> CommitResult:
+        wish = self._order.read_text() if self._order.exists() else ""
         if wish == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        result = await commit(self, batch)
+        result: CommitResult = await self._engine.commit(batch)
         if wish == "after":
             os.kill(os.getpid(), signal.SIGKILL)
         return result
 
-    SqliteEngine.commit = deadly  # type: ignore[method-assign]
+
+def _arm() -> None:
+    order = Path(os.environ[DIE_FILE])
+    make = Shard.__init__
+
+    def make_deadly(self: Shard, number: int, engine: Any, *rest: Any, **named: Any) -> None:
+        make(self, number, DeadlyEngine(engine, order), *rest, **named)
+
+    Shard.__init__ = make_deadly  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

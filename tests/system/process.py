@@ -91,7 +91,7 @@ class Server:
         self._up = threading.Event()
 
     def __enter__(self) -> Server:
-        return self.start()
+        return self if self._process is not None else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -6,8 +6,6 @@ The first table: the caller dies. The second: idemactor dies, at the very place 
 from __future__ import annotations
 
 import json
-import socket
-import struct
 import time
 import uuid
 from collections.abc import Iterator
@@ -48,7 +46,7 @@ def exchange() -> Iterator[Exchange]:
 
 
 class Caller:
-    """A caller that can die: with its connection reset, at any point."""
+    """A caller that can die: at any point."""
 
     def __init__(self, server: Server, door: Door, namespace: str = "default") -> None:
         self._server = server
@@ -71,11 +69,9 @@ class Caller:
         return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
     def die_sending(self, data: bytes) -> None:
-        """Send that much and die."""
-        sock = connect(self._server.http if self._door == "http" else self._server.rpc)
-        sock.sendall(data)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        sock.close()
+        """Send that much and die, as the kernel closes the sockets of a process that was killed."""
+        with connect(self._server.http if self._door == "http" else self._server.rpc) as sock:
+            sock.sendall(data)
 
     def record(self, key: str) -> Members | None:
         found: Members | None = self.ask("get", key=key).get("record")

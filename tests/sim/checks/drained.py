@@ -9,13 +9,12 @@ from tests.sim.world import World
 def check(world: World) -> list[str]:
     """What a long silence did not put right."""
     assert world.node is not None
-    now = world.node.clock.now_ms()
     found = []
     for shard, disk in zip(world.node.shards, world.disks, strict=True):
         found += [f"shard {shard.number} is still quarantined"] if shard.quarantined else []
         found += [f"shard {shard.number} has mail"] if shard.queue_depth else []
         for entry in disk.entries.values():
-            if entry.alarm_at is not None and entry.alarm_at <= now:
+            if entry.alarm_at is not None and entry.alarm_at <= world.rest_ms:
                 found.append(f"overdue: {entry}")
             if entry.record is not None and entry.record.state is State.PENDING:
                 found.append(f"a lapse that nobody noted: {entry}")

@@ -1,0 +1,78 @@
+"""The simulator: many seeds, every checker, and the proof that the checkers find planted mistakes.
+
+``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from tests.sim.checks import answered, drained, linearizable, no_double_hold, replays, tallies, tokens
+from tests.sim.node import SimShard
+from tests.sim.planted import PLANTED
+from tests.sim.world import World, run_world
+
+SEEDS = int(os.environ.get("SIM_SEEDS", "150"))
+SEEDS_TO_FIND_A_BUG = 300
+CHUNK = 25
+
+
+def verdict(world: World) -> list[str]:
+    """All that is wrong with a run."""
+    history = world.history
+    found = list(history.violations)
+    for check in (no_double_hold.check, replays.check, tokens.check, linearizable.check, answered.check):
+        found += check(history)
+    found += drained.check(world)
+    for disk in world.disks:
+        found += tallies.differences(disk)
+    return found
+
+
+def seeds() -> list[range]:
+    """The seeds of this session, in chunks."""
+    if "SIM_SEED" in os.environ:
+        seed = int(os.environ["SIM_SEED"])
+        return [range(seed, seed + 1)]
+    return [range(start, min(start + CHUNK, SEEDS)) for start in range(0, SEEDS, CHUNK)]
+
+
+@pytest.mark.parametrize("chunk", seeds(), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
+def test_no_seed_breaks_a_promise(chunk: range) -> None:
+    for seed in chunk:
+        found = verdict(run_world(seed))
+        assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_a_planted_mistake_is_found(name: str) -> None:
+    assert any(finds(seed, PLANTED[name]()) for seed in range(SEEDS_TO_FIND_A_BUG)), f"nobody noticed: {name}"
+
+
+def finds(seed: int, shard_type: type[SimShard]) -> bool:
+    """Whether a seed shows that something is wrong; a shard that falls over counts."""
+    try:
+        return bool(verdict(run_world(seed, shard_type)))
+    except BaseExceptionGroup:
+        return True
+
+
+def test_a_seed_is_one_run() -> None:
+    first, second = (run_world(7).history.ops for _ in range(2))
+    assert len(first) > 100
+    assert [repr(op) for op in first] == [repr(op) for op in second]
+
+
+def test_the_world_is_eventful() -> None:
+    """A simulator in which nothing happens finds nothing: every kind of answer has to come up."""
+    worlds = [run_world(seed) for seed in range(20)]
+    kinds = {type(op.reply).__name__ for world in worlds for op in world.history.ops}
+    expected = {
+        "Accepted", "AlreadyCommitted", "Committed", "Completed", "Doubted", "Extended", "Found", "InDoubt",
+        "InFlight", "NoneType", "Overloaded", "Released", "Reserved", "Stale", "Unavailable", "Unknown", "Withdrawn",
+    }  # fmt: skip
+    assert kinds >= expected
+    assert sum(disk.commits for world in worlds for disk in world.disks) > 1_000
+    assert any(disk.incidents for world in worlds for disk in world.disks)
