@@ -188,7 +188,10 @@ class Ledger(Generic[T]):
 
     def timing_out(self, now: int) -> list[Identity]:
         """The keys whose waiters time out by ``now``: they have to be in memory before ``time_out``."""
-        return [waiter.command.identity for at_ms, _, waiter in self._wait_heap if at_ms <= now]
+        heap = self._wait_heap
+        if not heap or heap[0][0] > now:
+            return []
+        return [waiter.command.identity for at_ms, _, waiter in heap if at_ms <= now]
 
     def time_out(self, *, everyone: bool = False) -> None:
         """Answer those who have waited long enough, or everyone, with what is true now."""
@@ -197,8 +200,8 @@ class Ledger(Generic[T]):
             if waiter.done:
                 heapq.heappop(self._wait_heap)
                 continue
-            identity = waiter.command.identity
-            self.sweep(identity)
+            # After this only a running lease is left to wait for: what follows changes nothing for the others.
+            self.sweep(waiter.command.identity)
             if waiter.done:
                 continue
             if waiter.ticket.closed:
@@ -208,8 +211,6 @@ class Ledger(Generic[T]):
             decision = self._decide(waiter.command)
             self._leave(waiter)
             self._work.replies.append((waiter.ticket, decision.reply))
-            if decision.changed:
-                self._settle(identity)
 
     def abandon(self) -> list[T]:
         """Let every waiter go, undecided: the shard cannot answer them."""

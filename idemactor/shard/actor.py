@@ -404,12 +404,14 @@ class Shard:
             self._used_at = turn.now  # The metrics do not count.
         try:
             await self._engine.maintain()
+            self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
                 return
             self._asleep = await self._inspect(ledger, turn.now)
             await self._engine.close()
         except Exception as error:  # Memory is not to be trusted, but what this turn answered stays answered.
             ledger.begin(turn.now)
+            self._quarantine(turn.now, error)
             self._drop(_Turn(turn.now, []), error)
             return
         self._last_token = ledger.last_token
@@ -434,6 +436,11 @@ class Shard:
         self._observer.batch_failed(self.number, len(concerned), error)
         self._refuse(concerned.values())
 
+    def _quarantine(self, now: int, error: Exception) -> None:
+        """Answer nothing but ``unavailable`` for a while that doubles until a whole turn went well again."""
+        self._spoilt = self.quarantined = True
+        self._observer.quarantined(self.number, error, self._reload_backoff.fail(now))
+
     def _stop_for_good(self, turn: _Turn) -> None:
         self._fenced = self.quarantined = True
         self._drop(turn, _Fenced())
@@ -453,13 +460,11 @@ class Shard:
         try:
             opened = await (self._engine.reopen() if self._spoilt else self._engine.open())
         except Exception as error:  # A file that cannot be read must not end the task that answers for it.
-            self._spoilt = self.quarantined = True
-            self._observer.quarantined(self.number, error, self._reload_backoff.fail(turn.now))
+            self._quarantine(turn.now, error)
             self._refuse(turn.envelopes)
             return None
         (self._observer.recovered if self._spoilt else self._observer.opened)(self.number)
         self._spoilt = self.quarantined = False
-        self._reload_backoff.reset()
         self._alarms_stale = True
         self._used_at = turn.now
         self._ledger = self._read(opened)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -216,6 +217,21 @@ async def test_policy_health_and_document(autojump_clock: MockClock) -> None:
         assert (await client.get("/readyz")).json == {"status": "ready"}
         document = (await client.get("/openapi.json")).json
         assert document["openapi"].startswith("3.")
+
+
+async def test_the_document_has_every_route_and_no_other(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        documented = {
+            (method.upper(), path)
+            for path, methods in (await client.get("/openapi.json")).json["paths"].items()
+            for method in methods
+        }
+        served = {
+            (method, re.sub("<([a-z_]+)>", "{}", rule.rule))
+            for rule in client.app.url_map.iter_rules()
+            for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+        }
+        assert {(method, re.sub("{[a-z_]+}", "{}", path)) for method, path in documented} == served
 
 
 # --------------------------------------------------------------------------------------------------- what does not

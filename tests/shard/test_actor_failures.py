@@ -169,7 +169,10 @@ async def test_upkeep_that_fails_costs_no_answer_and_no_task(monkeypatch: pytest
         await trio.sleep(0.1)
         # Who waits cannot be kept once memory is dropped; what was answered stays answered.
         waiter.got(Unavailable)
+        await trio.sleep(1)
+        assert [retry_ms for _, retry_ms, _ in rig.watch.quarantines] == [100, 200, 400, 800]
         monkeypatch.undo()
+        await trio.sleep(1)
         await rig.one(commit("k", 1), Committed)
 
 
