@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import random
 import resource
@@ -57,6 +58,9 @@ DESCRIPTORS_KEPT: Final = 64
 DESCRIPTORS_PER_SHARD: Final = 5
 """A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
 
+GC_THRESHOLDS: Final = (100_000, 50, 100)
+"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -104,6 +108,7 @@ async def _serve(
                 observer = DoorObserver(context.observer, "rpc")
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
+            _spare_the_collector()
             announce(_ready_line(http, rpc))
             logs.log_event(_log, logging.INFO, "ready")
             await anext(aiter(signals))
@@ -114,6 +119,13 @@ async def _serve(
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
+
+
+def _spare_the_collector() -> None:
+    """Look for garbage in cycles seldom: commands and answers have none, and records live long."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -> str:

@@ -13,7 +13,6 @@ from idemactor.config.model import (
     Durability,
     LogLevel,
     LogSection,
-    Role,
     ServerConfig,
     ServerSection,
     TokenEntry,
@@ -22,6 +21,7 @@ from idemactor.config.rules import check
 from idemactor.config.sources import FLAGS, add_environment, add_flags, read_file
 from idemactor.config.tree import Origin, Table
 from idemactor.errors import ConfigError
+from idemactor.server.auth import Role
 
 __all__ = [
     "FLAGS",

@@ -11,6 +11,7 @@ from idemactor.config.tree import Problem, Table
 from idemactor.core import limits
 from idemactor.core.fingerprint import FingerprintRule, parse_pointer
 from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable, Policy
+from idemactor.server.auth import Role
 
 UNAVAILABLE_AFTER_MS_MAX: Final = limits.DAY_MS
 RECORDS_MAX: Final = 1_000_000_000
@@ -72,9 +73,9 @@ def _tokens(section: Section) -> tuple[model.TokenEntry, ...]:
 
 
 def _token(name: str, section: Section) -> model.TokenEntry:
-    role = section.require("role", kinds.choice(model.Role), model.Role.METRICS)
+    role = section.require("role", kinds.choice(Role), Role.METRICS)
     # Who only reads metrics touches no namespace; everybody else is told which ones.
-    read = section.read if role is model.Role.METRICS else section.require
+    read = section.read if role is Role.METRICS else section.require
     granted = kinds.texts('namespaces, or ["*"] for all of them', _check_namespace)
     entry = model.TokenEntry(
         name=name,

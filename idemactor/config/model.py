@@ -12,6 +12,7 @@ from typing import Final
 
 from idemactor.core import limits
 from idemactor.core.policy import Policy
+from idemactor.server.auth import Role
 
 SHARDS_MAX: Final = 1_024
 """The most shards of a data directory: each holds three file descriptors."""
@@ -33,14 +34,6 @@ class Durability(enum.StrEnum):
     """Power loss."""
     PROCESS = "process"
     """The death of the process, not that of the machine."""
-
-
-class Role(enum.StrEnum):
-    """What the bearer of a token may do."""
-
-    CALLER = "caller"
-    OPERATOR = "operator"
-    METRICS = "metrics"
 
 
 class LogLevel(enum.StrEnum):

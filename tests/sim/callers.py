@@ -56,7 +56,8 @@ class Caller:
 
     async def session(self, identity: Identity) -> None:
         """Reserve, work, and end it somehow, or not at all."""
-        reply = await self.persist(self.reserve(identity))
+        first = self.reserve(identity)
+        reply = await self.persist(first)
         if isinstance(reply, InDoubt) and self.rng.random() < 0.5:
             await self.resolve(identity)
         if not isinstance(reply, Reserved):
@@ -79,7 +80,7 @@ class Caller:
         await self.persist(ending)
         if self.rng.random() < 0.3:
             await self.work()
-            await self.one(ending)
+            await self.one(self.rng.choice((ending, first)))
         if isinstance(ending, Doubt) and self.rng.random() < 0.6:
             await self.work()
             await self.resolve(identity)

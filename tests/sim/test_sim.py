@@ -14,7 +14,7 @@ from tests.sim.node import SimShard
 from tests.sim.planted import PLANTED
 from tests.sim.world import World, run_world
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "150"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "300"))
 SEEDS_TO_FIND_A_BUG = 300
 CHUNK = 25
 
