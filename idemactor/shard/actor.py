@@ -189,7 +189,13 @@ class Shard:
         finally:
             self._ledger = None
             with trio.CancelScope(shield=True):
-                await self._engine.close()
+                await self._let_go()
+
+    async def _let_go(self) -> None:
+        try:
+            await self._engine.close()
+        except Exception as error:  # All that was told is on disk, and the other shards have not finished yet.
+            self._observer.batch_failed(self.number, 0, error)
 
     def _waiting(self) -> int:
         return self._ledger.waiting if self._ledger else 0

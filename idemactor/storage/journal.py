@@ -5,14 +5,14 @@ first appended here, together with those of every other shard that is ready, and
 done; the shard's own file is written behind, in large batches (``journaled.py``).
 
 There is no task of the journal's own. The first shard that has a batch leads: it lets everybody who is ready join,
-writes for all of them, and hands the lead to one who came meanwhile.
+writes for all of them, and hands the lead to one who came meanwhile. Whoever joined stays until it has its answer, also
+while it is being cancelled: the lead may come to it, and a write goes on in its thread whatever its caller does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Final, Literal, TypeVar
 
 import trio
@@ -35,7 +35,7 @@ class _Slot:
     """A batch that waits for its sync. ``leads`` where its shard has to write for everybody who waits."""
 
     row: Row
-    result: CommitResult = CommitResult.FAILED
+    result: CommitResult = CommitResult.UNKNOWN
     leads: bool = False
     ready: trio.Event = field(default_factory=trio.Event)
 
@@ -54,38 +54,43 @@ class Journal:
         self._threads = threads
         self._limiter = trio.CapacityLimiter(1)
         self._pace = Pace()
+        # Held by whoever uses the file, which is one connection for all of them.
+        self._busy = trio.Lock()
         self._waiting: list[_Slot] = []
         self._led = False
-        self._opening = trio.Lock()
         self._last_seq = 0
         self._done: dict[int, int] = {}
+        self._opened_before = False
 
-    async def open(self, applied: Mapping[int, int]) -> None:
-        """Open the file.
+    async def open(self, shard: int, applied: int) -> list[Row]:
+        """Open the file where it is not open and whole.
 
         Args:
-            applied: By shard, the number of the latest batch that the shard's own file holds.
+            shard: On whose behalf.
+            applied: The number of the latest batch that this shard's own file includes.
+
+        Returns:
+            The batches that the shard's own file lacks, in order.
 
         Raises:
-            StorageError: It cannot be opened or read.
+            StorageError: The journal cannot be opened or read, or it does not fit the shard's file.
         """
-        async with self._opening:
+        async with self._busy:
             if self._file.broken:
-                latest = await self._run(self._file.open, thread=True)
-                self._last_seq = max(self._last_seq, latest, *applied.values())
+                recovering, self._opened_before = self._opened_before, True
+                latest = await self._run(lambda: self._file.open(recovering=recovering), thread=True)
+                self._last_seq = max(self._last_seq, latest)
+            # Of every shard, not only of the one that opens the file: a number that its file includes already would
+            # be taken for something old.
+            self._last_seq = max(self._last_seq, applied)
+            held = await self._run(lambda: self._file.read_batches(shard), thread=False)
+        return held.missing_from(applied, lossy=self._file.lossy)
 
     async def close(self) -> None:
         """Let go of the file. Every shard has closed before, and so has written behind what it had."""
         with trio.CancelScope(shield=True):
-            await self._run(self._close, thread=True)
-
-    async def read(self, shard: int) -> list[Row]:
-        """The batches of a shard, in order.
-
-        Raises:
-            StorageError: The file cannot be read.
-        """
-        return await self._run(lambda: self._file.read_batches(shard), thread=False)
+            async with self._busy:
+                await self._run(self._close, thread=True)
 
     async def append(self, shard: int, previous: int, body: bytes) -> tuple[CommitResult, int]:
         """Append a batch and wait until it is durable.
@@ -101,42 +106,63 @@ class Journal:
         self._last_seq += 1
         slot = _Slot(Row(self._last_seq, shard, previous, body))
         self._waiting.append(slot)
-        if self._led:
-            await slot.ready.wait()
-        else:
-            self._led = slot.leads = True
-        if slot.leads:
-            await self._lead()
+        with trio.CancelScope(shield=True):
+            if self._led:
+                await slot.ready.wait()
+            else:
+                self._led = slot.leads = True
+            if slot.leads:
+                await self._lead()
         return slot.result, slot.row.seq
 
     def applied(self, shard: int, seq: int) -> None:
         """The shard's own file holds everything up to ``seq``, durably: the next write drops it here."""
         self._done[shard] = seq
 
+    async def maintain(self) -> None:
+        """Housekeeping that no answer waits for."""
+        if self._file.wants_maintenance:
+            async with self._busy:
+                if self._file.wants_maintenance:
+                    await self._run(self._file.maintain, thread=True)
+
     def _close(self) -> None:
         self._file.drop(self._done)
         self._file.close(tidy=True)
 
     async def _lead(self) -> None:
-        # Shielded: whoever joined must get an answer, and a write in a thread goes on whatever its caller does.
-        with trio.CancelScope(shield=True):
-            # Everybody who can run now gets to append before the one sync.
-            await trio.lowlevel.checkpoint()
-            group, self._waiting = self._waiting, []
-            done, self._done = self._done, {}
-            started = perf_counter()
-            result = await self._run(lambda: self._file.append([s.row for s in group], done), thread=self._pace.slow)
-            self.sync_s = self._file.sync_s
-            self._pace.observe(perf_counter() - started)
+        group: list[_Slot] = []
+        try:
+            # Taking the lock lets everybody who can run now append before the one sync.
+            async with self._busy:
+                group, self._waiting = self._waiting, []
+                await self._write(group)
+        finally:
+            # Also where no thread could be had: nobody waits for an answer that will not come.
+            for slot in group:
+                slot.ready.set()
+            self._hand_over()
+
+    async def _write(self, group: list[_Slot]) -> None:
+        done, self._done = self._done, {}
+        rows = [slot.row for slot in group]
+        result = CommitResult.UNKNOWN
+        try:
+            result = await self._run(lambda: self._file.append(rows, done), thread=self._pace.slow)
+        finally:
+            if result is not CommitResult.OK:
+                self._done = done | self._done
         for slot in group:
             slot.result = result
-            slot.ready.set()
+        self.sync_s = self._file.sync_s
+        self._pace.observe(self._file.commit_s)
+
+    def _hand_over(self) -> None:
+        self._led = bool(self._waiting)
         if self._waiting:
             follower = self._waiting[0]
             follower.leads = True
             follower.ready.set()
-        else:
-            self._led = False
 
     async def _run(self, work: Callable[[], T], *, thread: bool) -> T:
         if self._threads == "never" or (self._threads == "auto" and not thread):

@@ -2,16 +2,22 @@
 
 It is an SQLite file like the shards', so that torn writes, failed syncs and full disks are met by the same means (see
 ``sqlite_wal.py``), and not by a format of our own.
+
+Every batch names the shard's batch before it, and of every shard the journal remembers up to where it let go of its
+batches. So a shard's file and the journal either fit, whatever crash came between them, or it shows that one of them
+is older than the other (restored from a backup by itself), and nothing is lost without a word.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import apsw
 
+from idemactor.errors import StorageError
 from idemactor.storage.base import CommitResult
 from idemactor.storage.sqlite_create import Kind, check_version, create
 from idemactor.storage.sqlite_wal import Durability, WalFile, missing
@@ -20,30 +26,44 @@ APPLICATION_ID: Final = 0x49644D4A
 """Marks a file as one of our journals (bytes 68 to 71 of a SQLite file, https://www.sqlite.org/fileformat2.html)."""
 
 FORMAT: Final = 1
-"""The version of the table below. A file of another one is refused."""
+"""The version of the tables below. A file of another one is refused."""
 
 NAME: Final = "journal.db"
 
-# By shard and number, so that what a shard's file has taken over is one range to drop, and without an index.
+# An ordinary rowid table: whatever shard a batch is of, it is appended to the last page, and it takes pages of its own
+# only where it fills one. What is dropped of a shard lies between two numbers, so that it needs no index.
 _DDL: Final = """
 CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY,
     shard INTEGER NOT NULL,
-    seq INTEGER NOT NULL,
     previous INTEGER NOT NULL,
-    body BLOB NOT NULL,
-    PRIMARY KEY (shard, seq)
-) STRICT, WITHOUT ROWID;
+    body BLOB NOT NULL
+) STRICT;
+CREATE TABLE shards (shard INTEGER PRIMARY KEY, dropped INTEGER NOT NULL) STRICT;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), recoveries INTEGER NOT NULL) STRICT;
 """
 KIND: Final = Kind("a journal", APPLICATION_ID, FORMAT, _DDL)
 
 _INSERT_STATE: Final = "INSERT INTO state (one, recoveries) VALUES (1, 0)"
 _INSERT: Final = "INSERT INTO batches (seq, shard, previous, body) VALUES (?, ?, ?, ?)"
-_DROP: Final = "DELETE FROM batches WHERE shard = ? AND seq <= ?"
-_SELECT: Final = "SELECT seq, shard, previous, body FROM batches ORDER BY shard, seq"
+_DROP: Final = (
+    "DELETE FROM batches WHERE shard = ?1 AND seq <= ?2"
+    " AND seq > coalesce((SELECT dropped FROM shards WHERE shard = ?1), 0)"
+)
+_DROPPED: Final = (
+    "INSERT INTO shards (shard, dropped) VALUES (?, ?)"
+    " ON CONFLICT (shard) DO UPDATE SET dropped = max(dropped, excluded.dropped)"
+)
+_SELECT: Final = "SELECT seq, shard, previous, body FROM batches ORDER BY seq"
 _SELECT_SHARD: Final = "SELECT seq, shard, previous, body FROM batches WHERE shard = ? ORDER BY seq"
-_LATEST: Final = "SELECT coalesce(max(seq), 0) FROM batches"
+_SELECT_DROPPED: Final = "SELECT shard, dropped FROM shards"
+# Also a number that is no longer there must not be given again.
+_LATEST: Final = (
+    "SELECT max(coalesce((SELECT max(seq) FROM batches), 0), coalesce((SELECT max(dropped) FROM shards), 0))"
+)
 _TOUCH: Final = "UPDATE state SET recoveries = recoveries + 1"
+
+_MISMATCH: Final = "one of the two was restored without the other; restore the whole directory from one backup"
 
 
 class Row(NamedTuple):
@@ -55,25 +75,74 @@ class Row(NamedTuple):
     body: bytes
 
 
+@dataclass(slots=True)
+class Held:
+    """What the journal says of one shard.
+
+    Attributes:
+        dropped: The number up to which the shard's file had everything when the journal let go of it.
+        rows: The batches that it still has, in order.
+    """
+
+    dropped: int = 0
+    rows: list[Row] = field(default_factory=list)
+
+    @property
+    def end(self) -> int:
+        """The number of the shard's latest batch, as far as the journal knows."""
+        return self.rows[-1].seq if self.rows else self.dropped
+
+    def missing_from(self, seq: int, *, lossy: bool = False) -> list[Row]:
+        """The batches that the shard's file lacks.
+
+        Args:
+            seq: The number of the latest batch that the file includes.
+            lossy: A power loss may have taken the end of the journal: the file may be ahead of it.
+
+        Raises:
+            StorageError: They do not fit: one of the two is older than the other.
+        """
+        if seq > self.end and not lossy:
+            raise StorageError(
+                f"its file includes batch {seq}, and the journal ends at batch {self.end}: {_MISMATCH} (after a power"
+                ' failure under durability = "process", start once more with that setting)'
+            )
+        if seq < self.dropped:
+            raise StorageError(f"its file ends at batch {seq}, and the journal goes on at {self.dropped}: {_MISMATCH}")
+        lacking = [row for row in self.rows if row.seq > seq]
+        for row in lacking:
+            if row.previous != seq:
+                raise StorageError(
+                    f"its file ends at batch {seq}, and the journal goes on at {row.previous}: {_MISMATCH}"
+                )
+            seq = row.seq
+        return lacking
+
+
 def create_journal(path: Path) -> None:
     """Make an empty journal at ``path``, see ``sqlite_create.create``."""
     create(path, KIND, _INSERT_STATE)
 
 
-def read_all(connection: apsw.Connection) -> list[Row]:
-    """Every batch of every shard, for an offline check.
+def read_all(connection: apsw.Connection) -> dict[int, Held]:
+    """What the journal holds, by shard, for an offline check.
 
     Raises:
         apsw.Error: It cannot be read.
     """
-    return [Row(*row) for row in connection.execute(_SELECT)]
+    held = {shard: Held(dropped) for shard, dropped in connection.execute(_SELECT_DROPPED)}
+    for values in connection.execute(_SELECT):
+        row = Row(*values)
+        held.setdefault(row.shard, Held()).rows.append(row)
+    return held
 
 
 class JournalFile(WalFile[int]):
-    """The connection to the journal; ``open`` returns the highest number in it, 0 where it is empty."""
+    """The connection to the journal; ``open`` returns the highest number that it ever held, 0 for a new one."""
 
     def __init__(self, path: Path, durability: Durability = "full", vfs: str | None = None) -> None:
         super().__init__(path, durability, vfs)
+        self.lossy = durability == "process"
 
     def append(self, rows: Sequence[Row], done: Mapping[int, int]) -> CommitResult:
         """Append batches as one transaction, and drop what the shards' own files hold.
@@ -87,21 +156,20 @@ class JournalFile(WalFile[int]):
             connection.executemany(_INSERT, rows)
             if done:
                 connection.executemany(_DROP, done.items())
+                connection.executemany(_DROPPED, done.items())
 
-        result = self.transact(work)
-        if self.wants_maintenance:
-            self.maintain()
-        return result
+        return self.transact(work)
 
-    def read_batches(self, shard: int) -> list[Row]:
-        """The batches of a shard, in order.
+    def read_batches(self, shard: int) -> Held:
+        """What the journal holds of a shard.
 
         Raises:
             StorageError: The file is broken, or reading it failed.
         """
 
-        def question(connection: apsw.Connection) -> list[Row]:
-            return [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))]
+        def question(connection: apsw.Connection) -> Held:
+            dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
+            return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
 
         return self.read(question)
 

@@ -14,9 +14,13 @@ class Overlay:
     """Batches laid over each other, the later ones on top.
 
     A key that was reserved, committed and forgotten meanwhile costs the file one row or none, not three.
+
+    Attributes:
+        batches: How many were laid on top of each other.
     """
 
     def __init__(self) -> None:
+        self.batches = 0
         self._batch = Batch(now_ms=0, last_token=0)
         self._puts: dict[int, Entry] = {}
         self._deletes: dict[int, Entry] = {}
@@ -26,8 +30,17 @@ class Overlay:
         """How many rows the file would have to touch."""
         return len(self._puts) + len(self._deletes) + len(self._batch.incidents) + len(self._batch.acknowledged)
 
+    def fits(self, batch: Batch) -> bool:
+        """Whether this batch can be merged with those that are here.
+
+        A batch adds incidents before it removes acknowledged ones: one that comes after a removal belongs into the
+        next write, or it would take an id that was meant, or be kept out by one that is gone.
+        """
+        return not (batch.incidents and self._batch.acknowledged)
+
     def add(self, batch: Batch) -> None:
-        """Lay a batch on top."""
+        """Lay a batch that ``fits`` on top."""
+        self.batches += 1
         merged = self._batch
         merged.now_ms = max(merged.now_ms, batch.now_ms)
         merged.last_token = max(merged.last_token, batch.last_token)

@@ -22,6 +22,7 @@ from idemactor.core.replies import (
     Unavailable,
     Unknown,
 )
+from idemactor.shard import actor
 from idemactor.shard.actor import SWEEPS_MAX, ShardSettings
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault, MemoryDisk
@@ -134,6 +135,16 @@ async def test_a_storm_of_alarms_is_drained_in_bounded_steps_with_callers_answer
         assert sum(rig.watch.sweeps[sweeps_before:]) == 20_000
         assert (await rig.found(Inspect(), Inspected)).alarm_backlog == 0
         assert rig.watch.alarm_waits == []
+
+
+@on_mock_time
+async def test_a_step_that_takes_too_long_is_cut_and_goes_on_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(actor, "SWEEP_SECONDS_MAX", -1.0)
+    async with running(policy=SHORT) as rig:
+        await rig.all(*(reserve(f"k{number}") for number in range(40)))
+        await trio.sleep(1.001)
+        assert [size for size in rig.watch.sweeps if size] == [16, 16, 8]
+        assert rig.disk.tallies[TENANT, NAMESPACE].in_doubt == 40
 
 
 @on_mock_time

@@ -271,3 +271,20 @@ async def test_close_ends_a_quarantined_shard_at_once() -> None:
         await call.wait()
         call.got(Unavailable)
         assert trio.current_time() == before
+
+
+@on_mock_time
+async def test_a_file_that_cannot_be_closed_does_not_end_the_other_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    disks = (MemoryDisk(), MemoryDisk(before_commit=slow(3)))
+    async with running(*disks) as rig:
+        (call,) = rig.send(reserve(key_in(1, 2)))
+        await trio.sleep(1)
+
+        async def breaks(_engine: MemoryEngine) -> None:
+            raise StorageError("planted")
+
+        monkeypatch.setattr(MemoryEngine, "close", breaks)
+        rig.router.close()
+        await call.wait()
+        call.got(Reserved)
+    assert [(commands, str(error)) for commands, error in rig.watch.failed_batches] == [(0, "planted")] * 2

@@ -10,6 +10,7 @@ import trio
 from idemactor.core import ledger
 from idemactor.core.commands import Doubt, Extend, Release
 from idemactor.core.fingerprint import Fingerprint
+from idemactor.core.ledger import Ledger
 from idemactor.core.replies import (
     Committed,
     Completed,
@@ -21,6 +22,9 @@ from idemactor.core.replies import (
     Released,
     Reserved,
 )
+from idemactor.shard.actor import Shard
+from idemactor.shard.mailbox import Envelope
+from idemactor.storage.base import Opened
 from idemactor.storage.memory import MemoryDisk
 from tests.shard.harness import START_MS, Call, commit, identity, on_mock_time, reserve, running, slow
 
@@ -224,3 +228,29 @@ async def test_one_more_than_may_wait_is_answered_at_once() -> None:
         more = rig.send(*(reserve("k", wait_ms=60_000) for _ in range(11)))
         await trio.sleep(1)
         assert [call.answered for call in more] == [False] * 10 + [True]
+
+
+class Forgetful(Shard):
+    """Keeps nothing in memory from one batch to the next."""
+
+    def _read(self, opened: Opened) -> Ledger[Envelope]:
+        token = max(opened.last_token, self._last_token)
+        return Ledger(
+            self.number, self._policies, self._census, self._entropy, token, opened.tallies, cache_bytes_max=0
+        )
+
+
+@on_mock_time
+async def test_a_waiter_whose_key_left_the_cache_is_decided_on_what_the_disk_says() -> None:
+    async with running(make=Forgetful) as rig:
+        await rig.one(reserve("k", lease_ms=60_000), Reserved)
+        timed_out, handed_over, cut_off = rig.send(
+            reserve("k", wait_ms=5_000), reserve("k", wait_ms=50_000), reserve("k", wait_ms=50_000)
+        )
+        await timed_out.wait()
+        timed_out.got(InFlight)
+        await rig.one(Release(identity("k"), 1), Released)
+        assert handed_over.got(Reserved).token == 2
+        rig.router.close()
+        await cut_off.wait()
+        cut_off.got(InFlight)

@@ -12,16 +12,19 @@ import trio
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock
 from idemactor.core.ids import ENTROPY_BITS
-from idemactor.core.ledger import Ledger
+from idemactor.core.ledger import CACHE_BYTES_MAX, Ledger
 from idemactor.core.policy import Policy
 from idemactor.observability.observer import NOBODY
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
-from idemactor.storage.base import Batch, CommitResult
+from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from tests.sim.checks import memory_is_disk, tallies
 from tests.sim.history import History, Op
+
+CACHES = (CACHE_BYTES_MAX, 1_600)
+"""How much shards keep in memory, bytes: everything, or one entry."""
 
 TURNS_MAX = 50_000
 """A shard that takes more turns than this in a run of seconds never rests."""
@@ -45,6 +48,21 @@ class SimShard(Shard):
     history: History
     turns = 0
     in_hand: tuple[Envelope, ...] = ()
+
+    ledger_type: type[Ledger[Envelope]] = Ledger
+
+    def _read(self, opened: Opened) -> Ledger[Envelope]:
+        """A ledger that in half of the shards remembers next to nothing: much has to be looked up again and again."""
+        token = max(opened.last_token, self._last_token)
+        return self.ledger_type(
+            self.number,
+            self._policies,
+            self._census,
+            self._entropy,
+            token,
+            opened.tallies,
+            cache_bytes_max=CACHES[self.number % 2],
+        )
 
     async def _turn(self) -> None:
         self.turns += 1

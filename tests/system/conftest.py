@@ -10,7 +10,7 @@ from typing import Final
 
 import pytest
 
-from tests.system.process import Server
+from tests.system.process import Server, assert_calm
 
 TWO_NAMESPACES: Final = """
 [namespaces.default]
@@ -43,7 +43,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with Server(tmp_path_factory.mktemp("server"), TWO_NAMESPACES) as running:
         yield running
         assert running.alive, "a test took the server down"
-        assert "Traceback" not in running.log, running.log
+        assert_calm(running)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -211,6 +212,13 @@ class Server:
     def log(self) -> str:
         """All that its processes ever wrote to standard error."""
         return self.log_path.read_text(errors="replace")
+
+
+def assert_calm(server: Server) -> None:
+    """Fails where the server logged an error, or said anything that is no line of its log."""
+    for line in server.log.splitlines():
+        assert line.startswith("{"), line
+        assert json.loads(line)["level"] in {"debug", "info", "warning"}, line
 
 
 def _first_line(process: subprocess.Popen[str]) -> str:

@@ -148,9 +148,7 @@ def test_caller_dies_between_reserve_and_commit(
     caller.ask("forget", key=key)
 
 
-def test_caller_dies_after_its_commit_is_stored(
-    server: Server, exchange: Exchange, door: Door, policy: Policy
-) -> None:
+def test_caller_dies_after_its_commit_is_stored(server: Server, exchange: Exchange, door: Door, policy: Policy) -> None:
     caller = Caller(server, door, NAMESPACE[policy])
     key = f"{door}-committed"
     held = caller.ask("reserve", key=key)
@@ -176,7 +174,9 @@ class Doomed:
 
     def __init__(self, home: Path) -> None:
         self._order = home / "die"
-        self.server = Server(home, TWO_NAMESPACES, module="tests.system.dying_server", extra={DIE_FILE: str(self._order)})
+        self.server = Server(
+            home, TWO_NAMESPACES, module="tests.system.dying_server", extra={DIE_FILE: str(self._order)}
+        )
 
     def dies(self, when: Literal["before", "after"], caller: Caller, op: str, **members: Any) -> None:
         """Make the call that kills it, and bring it back."""

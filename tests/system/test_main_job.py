@@ -23,7 +23,7 @@ import pytest
 from tests.system.clients import Members
 from tests.system.exchange import Exchange, Mode
 from tests.system.gateway import Case, Gateway, Webhook, cases
-from tests.system.process import Server, assert_clean
+from tests.system.process import Server, assert_calm, assert_clean
 
 CASES: Final = cases()
 AT_ONCE: Final = 50
@@ -74,7 +74,7 @@ def rig(home: Path, mode: Mode = Mode.FAST, seed: int = 0) -> Iterator[Rig]:
     config = "\n".join(case.toml() for case in CASES)
     with Server(home, config) as server, Exchange(mode) as exchange, Gateway(server, exchange, seed) as gateway:
         yield Rig(server, exchange, gateway)
-        assert "Traceback" not in server.log
+        assert_calm(server)
 
 
 @pytest.mark.parametrize("times", [1, 2, AT_ONCE])
