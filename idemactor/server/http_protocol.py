@@ -173,8 +173,10 @@ class GuardedH11(H11Protocol):
         await super().handle(event)
 
     async def stream_send(self, event: StreamEvent) -> None:
-        if isinstance(event, Response) and self.context.terminated.is_set():
-            # The client should not send another request into a server that drains.
+        # With an answer ahead of the request's end the connection ends too, and who is not told loses the next request.
+        cuts_short = self._h11.their_state is h11.SEND_BODY
+        if isinstance(event, Response) and (cuts_short or self.context.terminated.is_set()):
+            # Nor should the client send another request into a server that drains.
             event = dataclasses.replace(event, headers=[*event.headers, (b"connection", b"close")])
         await super().stream_send(event)
 

@@ -61,6 +61,7 @@ class RpcCalls:
         context: The server.
         waiting_max: How many reserves may wait for their key; one more is told ``overloaded``.
         link: The connection.
+        route: Where commands go.
 
     Attributes:
         closed: Set once the client was seen to leave: no call of its that waits is granted any more.
@@ -68,13 +69,16 @@ class RpcCalls:
         waiting: Reserves that may be waiting for their key.
     """
 
-    def __init__(self, context: ServerContext, waiting_max: int, link: Link) -> None:
+    def __init__(
+        self, context: ServerContext, waiting_max: int, link: Link, route: Callable[[Sequence[Envelope]], None]
+    ) -> None:
         self.closed = False
         self.in_flight = 0
         self.waiting = 0
         self._context = context
         self._waiting_max = waiting_max
         self._link = link
+        self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
         self._writer = FrameWriter()
         self._batch: list[Envelope] = []
@@ -120,7 +124,7 @@ class RpcCalls:
             except RequestError as error:
                 self._refuse(one.msgid, error)
         if self._batch:
-            self._context.router.route(self._batch)
+            self._route(self._batch)
         self._flush()
 
     def _accept(self, one: Incoming) -> None:

@@ -1,13 +1,13 @@
 """One MessagePack-RPC connection: its bytes, its deadlines and its end.
 
-One task reads; what it read means is the matter of ``rpc_calls``. A client that sends faster than it is served, or
-does not read its answers, is no longer read from; one that does not read at all is let go.
+What was read means is the matter of ``rpc_calls``. Plain connections are read by the door's ``Lane``, TLS by the
+connection's own task, which otherwise sees to deadlines and to the end. A client that sends faster than it is served,
+or does not read its answers, is no longer read from; one that does not read at all is let go.
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,11 +15,11 @@ from typing import Final
 import trio
 
 from idemactor.server.context import ServerContext
+from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.server.outbox import Outbox
 from idemactor.server.rpc_calls import DOOR, RpcCalls
 from idemactor.wire.frames import FrameReader, Incoming
 
-READ_BYTES: Final = 65_536
 LINGER_BYTES_MAX: Final = 8 * 1024 * 1024
 """How much of a connection that is closed from here is read and thrown away, so that the client sees its answers."""
 
@@ -55,14 +55,18 @@ class RpcLimits:
 class RpcConnection:
     """One connection, from its first byte to its close. Whoever calls ``run`` closes the stream in the end."""
 
-    def __init__(self, context: ServerContext, limits: RpcLimits, stream: trio.abc.Stream) -> None:
+    def __init__(self, context: ServerContext, limits: RpcLimits, stream: trio.abc.Stream, lane: Lane) -> None:
         self._context = context
         self._limits = limits
         self._stream = stream
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else None
         self._frames = FrameReader()
         self._outbox = Outbox(stream, limits.write_ms, self.stir)
-        self._calls = RpcCalls(context, limits.waiting_max, self)
+        self._lane = lane
+        self._paused = False
+        self._ended = False
+        self._news = trio.Event()
+        self._calls = RpcCalls(context, limits.waiting_max, self, lane.route)
         self._changed: trio.Event | None = None
         self._frame_ends_at = math.inf
         self._reading = trio.CancelScope()
@@ -111,6 +115,61 @@ class RpcConnection:
         await self._part()
 
     async def _read(self) -> None:
+        if self._fd is None:
+            await self._read_alone()
+        else:
+            await self._read_in_lane(self._fd)
+        if self._frames.broken is not None:
+            self._context.observer.connection_failed(DOOR, self._frames.broken)
+
+    async def _read_in_lane(self, fd: int) -> None:
+        """Let the door's lane read, until it ends; meanwhile only see to it that a frame that began also ends."""
+        self._lane.watch(fd, self)
+        try:
+            while not self._ended and trio.current_time() < self._frame_ends_at:
+                self._news = trio.Event()
+                with trio.move_on_at(self._frame_ends_at):
+                    await self._news.wait()
+            if not self._ended:
+                self._context.observer.connection_failed(DOOR, trio.TooSlowError("a frame did not end in time"))
+        finally:
+            self._lane.leave(fd)
+
+    def received(self, data: bytes) -> None:
+        """Something came over the lane."""
+        self._take(self._frames.feed(data))
+        if self._frames.broken is not None:
+            self.ended()
+        elif not self._has_room():
+            self._pause()
+        elif self._frames.partial and self._frame_ends_at == math.inf:
+            self._await_rest()
+
+    def ended(self) -> None:
+        """Nothing more will come over the lane."""
+        self._ended = True
+        self._news.set()
+
+    def _pause(self) -> None:
+        assert self._fd is not None
+        self._paused = True
+        self._lane.pause(self._fd)
+
+    def _resume(self) -> None:
+        assert self._fd is not None
+        self._paused = False
+        # While we did not read, for want of room, a frame's time did not run.
+        self._frame_ends_at = math.inf
+        if self._frames.partial:
+            self._await_rest()
+        self._lane.resume(self._fd)
+
+    def _await_rest(self) -> None:
+        """A frame has begun: its end has a deadline, which our own task sees to."""
+        self._frame_ends_at = trio.current_time() + self._limits.frame_ms / _MS_PER_S
+        self._news.set()
+
+    async def _read_alone(self) -> None:
         frames = self._frames
         while frames.broken is None and not self._outbox.broken:
             if not self._has_room():
@@ -120,8 +179,6 @@ class RpcConnection:
             if not data:
                 return
             self._take(frames.feed(data))
-        if frames.broken is not None:
-            self._context.observer.connection_failed(DOOR, frames.broken)
 
     def _take(self, incoming: Sequence[Incoming]) -> None:
         for _ in range(self._frames.notifications):
@@ -144,17 +201,7 @@ class RpcConnection:
 
     async def _receive(self) -> bytes:
         """What came, as much as one read takes; nothing: the client sends no more."""
-        if self._fd is None:
-            return bytes(await self._stream.receive_some(READ_BYTES))
-        while True:
-            # The stream would try to read first and fail, once for every request of a client that waits for answers.
-            await trio.lowlevel.wait_readable(self._fd)
-            try:
-                return os.read(self._fd, READ_BYTES)
-            except BlockingIOError:
-                continue
-            except OSError as error:
-                raise trio.BrokenResourceError from error
+        return bytes(await self._stream.receive_some(READ_BYTES))
 
     async def _settle(self) -> None:
         """Wait until what was read is answered and the answers are sent, within limits."""
@@ -195,6 +242,8 @@ class RpcConnection:
         """Something changed that ``_until`` may wait for; a client that is gone is not read from any more."""
         if self._outbox.broken:
             self._reading.cancel()
+        if self._paused and not self._ended and self._has_room():
+            self._resume()
         if self._changed is not None:
             self._changed.set()
             self._changed = None

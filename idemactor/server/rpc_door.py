@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import trio
 
 from idemactor.server.context import ServerContext
+from idemactor.server.lane import Lane
 from idemactor.server.listeners import AcceptLimits, AcceptObserver, Listener, serve_listeners
 from idemactor.server.rpc_connection import RpcConnection, RpcLimits
 
@@ -17,11 +18,13 @@ __all__ = ["RpcDoor", "RpcLimits"]
 class RpcDoor:
     """Serves MessagePack-RPC.
 
-    Use ``serve`` for a door of its own, or ``handle`` for each connection where another loop accepts.
+    Use ``serve`` for a door of its own; or ``lane`` around, and ``handle`` for each connection, where another loop
+    accepts.
     """
 
     def __init__(self, context: ServerContext, limits: RpcLimits | None = None) -> None:
         self._context = context
+        self._lane = Lane(context.router.route)
         self._limits = limits or RpcLimits()
         self._connections: set[RpcConnection] = set()
         self._listeners: Sequence[Listener] = ()
@@ -46,7 +49,16 @@ class RpcDoor:
         self._listeners = listeners
         if self._draining:
             self.drain()
-        await serve_listeners(listeners, self.handle, limits=limits, observer=observer, task_status=task_status)
+        async with self.lane():
+            await serve_listeners(listeners, self.handle, limits=limits, observer=observer, task_status=task_status)
+
+    @contextlib.asynccontextmanager
+    async def lane(self) -> AsyncIterator[None]:
+        """Runs the task that reads for the door's plain connections; ``handle`` needs it."""
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._lane.run)
+            yield
+            nursery.cancel_scope.cancel()
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """Serves one connection to its end.
@@ -56,7 +68,7 @@ class RpcDoor:
         """
         if self._draining:
             return
-        connection = RpcConnection(self._context, self._limits, stream)
+        connection = RpcConnection(self._context, self._limits, stream, self._lane)
         with self._registered(connection):
             await connection.run()
 

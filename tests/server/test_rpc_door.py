@@ -123,7 +123,8 @@ class Server:
 async def serving(clock: trio.abc.Clock, limits: RpcLimits | None = None, **options: Any) -> AsyncIterator[Server]:
     async with running(clock, **options) as rig, trio.open_nursery() as nursery:
         server = Server(rig, nursery, limits)
-        yield server
+        async with server.door.lane():
+            yield server
         nursery.cancel_scope.cancel()
     assert server.failures.seen == []
 

@@ -1,0 +1,117 @@
+"""One task that reads for all plain connections of a door.
+
+A task for each connection is woken for each request: with many callers that send one request at a time, most of the
+work is waking. Here one task waits for an epoll descriptor of its own, reads every socket that has something without
+blocking, and hands everything that one look brought to the shards together. A connection's own task sleeps meanwhile
+and is only woken when there is something else to do than read.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+from collections.abc import Callable, Sequence
+from typing import Final, Protocol
+
+import trio
+
+from idemactor.shard.mailbox import Envelope
+
+READ_BYTES: Final = 65_536
+"""The most that is read from one connection at one look."""
+
+LOOK_EVENTS_MAX: Final = 1_024
+"""The most connections that are read at one look; the others have their turn at the next."""
+
+
+_log = logging.getLogger(__name__)
+
+
+class Reader(Protocol):
+    """A connection that the lane reads for. Its methods must neither block nor raise."""
+
+    def received(self, data: bytes) -> None:
+        """Something came."""
+
+    def ended(self) -> None:
+        """Nothing more will come: the client closed its side, or the connection broke."""
+
+
+class Lane:
+    """Reads sockets as they have something to read.
+
+    Args:
+        route: Where commands go, see ``Router.route``; called once for everything that one look brought.
+    """
+
+    def __init__(self, route: Callable[[Sequence[Envelope]], None]) -> None:
+        self._route = route
+        self._epoll = select.epoll()
+        self._readers: dict[int, Reader] = {}
+        self._collected: list[Envelope] = []
+        self._looking = False
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Read until cancelled."""
+        task_status.started()
+        try:
+            while True:
+                await trio.lowlevel.wait_readable(self._epoll.fileno())
+                self._look()
+        finally:
+            # Connections may end later than the lane; there is nothing left for them to leave.
+            self._readers.clear()
+            self._epoll.close()
+
+    def watch(self, fd: int, reader: Reader) -> None:
+        """Read a socket for ``reader`` from now on. It must not block, and nobody else may read it."""
+        self._readers[fd] = reader
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def pause(self, fd: int) -> None:
+        """Let a client wait: what it sends stays in its socket."""
+        self._epoll.modify(fd, 0)
+
+    def resume(self, fd: int) -> None:
+        """Go on reading after ``pause``."""
+        self._epoll.modify(fd, select.EPOLLIN)
+
+    def leave(self, fd: int) -> None:
+        """Read nothing more for the connection; harmless where it was never watched."""
+        if self._readers.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def route(self, envelopes: Sequence[Envelope]) -> None:
+        """Send commands to their shards, in order, together with all others of the look that is under way."""
+        if self._looking:
+            self._collected.extend(envelopes)
+        else:
+            self._route(envelopes)
+
+    def _look(self) -> None:
+        self._looking = True
+        for fd, _ in self._epoll.poll(0, LOOK_EVENTS_MAX):
+            reader = self._readers.get(fd)
+            if reader is not None:
+                self._read(fd, reader)
+        self._looking = False
+        if self._collected:
+            collected, self._collected = self._collected, []
+            self._route(collected)
+
+    def _read(self, fd: int, reader: Reader) -> None:
+        try:
+            data = os.read(fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            if data:
+                reader.received(data)
+                return
+        except Exception as error:  # A bug in one connection's handling must not end the task that serves them all.
+            _log.error("what a connection sent could not be handled; it is closed", exc_info=error)
+        self.leave(fd)
+        reader.ended()
