@@ -31,6 +31,7 @@ from idemactor.server.auth import TENANT_DEFAULT, Authenticator
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
 from idemactor.server.http_app import build_app
+from idemactor.server.http_fast import FastDoor
 from idemactor.server.http_guard import ALPN_PROTOCOLS, HttpDoor, HttpLimits
 from idemactor.server.listeners import (
     CONNECTIONS_MAX_DEFAULT,
@@ -96,7 +97,8 @@ async def _serve(
     announce: Callable[[str], None],
 ) -> None:
     limits = HttpLimits(connections_max=connections_max)
-    http_door = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
+    guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
+    http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
@@ -145,7 +147,8 @@ async def _opened(directory: DataDirectory, durability: Durability) -> AsyncIter
     try:
         for shard in range(directory.shards):
             path = directory.engine_path(shard)
-            file = SqliteEngine(path, durability=durability.value, shard=shard, shards=directory.shards)
+            # Whatever the durability: the journal lets go of what a shard's file has.
+            file = SqliteEngine(path, shard=shard, shards=directory.shards)
             engine = JournaledEngine(shard, file, journal)
             try:
                 engines.append((engine, await engine.open()))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
-
-from quart import Response
 
 from idemactor.core.commands import Command
 from idemactor.core.limits import RETRY_AFTER_S_MAX
@@ -26,34 +25,42 @@ _CHALLENGE: Final = "Bearer"
 _ACQUIRING_ENDS: Final = ("/reserve", "/accept")
 
 
-def json_response(members: Mapping[str, object], status: int = 200, media_type: str = JSON_TYPE) -> Response:
+@dataclass(frozen=True, slots=True)
+class Told:
+    """An answer before any framework: its status, its body, and the headers that are its own."""
+
+    status: int
+    media_type: str
+    body: bytes
+    headers: tuple[tuple[str, str], ...] = ()
+
+
+def told(members: Mapping[str, object], status: int = 200, media_type: str = JSON_TYPE) -> Told:
     """``members`` as JSON."""
-    return Response(json.dumps(members, separators=(",", ":")), status, content_type=media_type)
+    return Told(status, media_type, json.dumps(members, separators=(",", ":")).encode())
 
 
-def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Response:
-    """The response to a call that reached its shard."""
+def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Told:
+    """The answer to a call that reached its shard."""
     members = body_of(answer, command, operator=is_operator, dialect=Dialect.JSON)
     status = status_of(answer, command)
     refusal = refusal_of(answer)
     if refusal is None:
-        return json_response(members, status)
-    told = problem(status, refusal.code, detail_of(answer), title=refusal.title, members=members)
-    response = json_response(told, status, MEDIA_TYPE)
-    _retry_after(response, retry_after_s(answer))
-    return response
+        return told(members, status)
+    members = problem(status, refusal.code, detail_of(answer), title=refusal.title, members=members)
+    return replace(told(members, status, MEDIA_TYPE), headers=_retry_after(retry_after_s(answer)))
 
 
-def refused(error: RequestError, path: str) -> Response:
-    """The response to a call that never reached the table of states."""
+def refused(error: RequestError, path: str) -> Told:
+    """The answer to a call that never reached the table of states."""
     members: dict[str, object] = {} if error.field is None else {"field": error.field}
     retry_s = None
     if error.retry_after_ms is not None:
         retry_s = min(RETRY_AFTER_S_MAX, max(1, -(-error.retry_after_ms // _MS_PER_S)))
-    return problem_response(http_status_of_code(error.code), error.code, error.detail, path, members, retry_s)
+    return problem_told(http_status_of_code(error.code), error.code, error.detail, path, members, retry_s)
 
 
-def problem_response(
+def problem_told(
     status: int,
     code: Code,
     detail: str,
@@ -61,17 +68,15 @@ def problem_response(
     members: Mapping[str, object] = {},
     retry_s: int | None = None,
     title: str | None = None,
-) -> Response:
+) -> Told:
     """A refusal; one of a reserve or an accept, as ``path`` has it, also says that its caller may not go on."""
     proceed = {"proceed": False} if path.endswith(_ACQUIRING_ENDS) else {}
-    told = problem(status, code, detail, title=title, members={**members, **proceed})
-    response = json_response(told, status, MEDIA_TYPE)
+    body = problem(status, code, detail, title=title, members={**members, **proceed})
+    headers = _retry_after(retry_s)
     if code is Code.UNAUTHENTICATED:
-        response.headers["WWW-Authenticate"] = _CHALLENGE
-    _retry_after(response, retry_s)
-    return response
+        headers = (("WWW-Authenticate", _CHALLENGE), *headers)
+    return replace(told(body, status, MEDIA_TYPE), headers=headers)
 
 
-def _retry_after(response: Response, seconds: int | None) -> None:
-    if seconds is not None:
-        response.headers["Retry-After"] = str(seconds)
+def _retry_after(seconds: int | None) -> tuple[tuple[str, str], ...]:
+    return () if seconds is None else (("Retry-After", str(seconds)),)

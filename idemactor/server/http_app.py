@@ -19,7 +19,7 @@ from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
 from idemactor.server import operations
 from idemactor.server.auth import Principal, forbidden
 from idemactor.server.context import ServerContext
-from idemactor.server.http_answers import answered, json_response, problem_response, refused
+from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
 from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
@@ -96,7 +96,7 @@ class _Views:
         key = header_key(request.headers)
         command = command_from(op, members, scope, Dialect.JSON, header_key=key)
         [answer] = await operations.carry_out(self._context, [command], _current().handed_over)
-        return answered(answer, command, is_operator=scope.operator)
+        return _response(answered(answer, command, is_operator=scope.operator))
 
     async def batch(self) -> Response:
         principal = self._principal()
@@ -107,7 +107,7 @@ class _Views:
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
         answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
-        return json_response(batch.body(answers))
+        return _response(told(batch.body(answers)))
 
     # ------------------------------------------------------------------------------------------------------ questions
 
@@ -115,7 +115,7 @@ class _Views:
         scope = self._scope(namespace, name)
         filters = query_members(request.args.items(multi=True))
         ask = operations.QUESTIONS[name](self._context, scope, filters, Dialect.JSON)
-        return json_response(await ask())
+        return _response(told(await ask()))
 
     async def acknowledge(self, namespace: str, incident_id: str) -> Response:
         scope = self._scope(namespace, "acknowledge")
@@ -123,15 +123,15 @@ class _Views:
             raise InvalidRequest("acknowledging takes no members")
         ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
         _current().handed_over.set()
-        return json_response(await ask())
+        return _response(told(await ask()))
 
     async def policy(self, namespace: str) -> Response:
-        return json_response(operations.policy(self._scope(namespace, "policy")))
+        return _response(told(operations.policy(self._scope(namespace, "policy"))))
 
     # ------------------------------------------------------------------------------------------------- the server's own
 
     async def livez(self) -> Response:
-        return json_response({"status": "ok"})
+        return _response(told({"status": "ok"}))
 
     async def readyz(self) -> Response:
         if self._context.draining:
@@ -140,7 +140,7 @@ class _Views:
         waits = [shard.number for shard in standings if shard.quarantined or shard.inspected is None]
         if waits:
             return self._not_ready(Code.UNAVAILABLE, f"shards that cannot answer: {', '.join(map(str, waits))}")
-        return json_response({"status": "ready"})
+        return _response(told({"status": "ready"}))
 
     async def metrics(self) -> Response:
         if not self._principal().may_read_metrics:
@@ -150,20 +150,20 @@ class _Views:
         return Response(exposition, content_type=METRICS_TYPE)
 
     async def openapi(self) -> Response:
-        return json_response(self._document)
+        return _response(told(self._document))
 
     # ----------------------------------------------------------------------------------------------- what goes wrong
 
     async def refused(self, error: RequestError) -> Response:
         self._context.observer.refused(DOOR, error.code)
-        return refused(error, request.path)
+        return _response(refused(error, request.path))
 
     async def framework_refused(self, error: HTTPException) -> Response:
         status = error.code or _INTERNAL
         code = _CODES.get(status, Code.INVALID_REQUEST)
         self._context.observer.refused(DOOR, code)
         title = None if status in _CODES else error.name
-        response = problem_response(status, code, f"{error.name}.", request.path, title=title)
+        response = _response(problem_told(status, code, f"{error.name}.", request.path, title=title))
         for name, value in error.get_headers():
             if name.lower() == "allow":
                 response.headers[name] = value
@@ -172,7 +172,7 @@ class _Views:
     async def failed(self, error: Exception) -> Response:
         self._context.observer.connection_failed(DOOR, error)
         detail = "The server failed; what became of the call is not known."
-        return problem_response(_INTERNAL, Code.UNAVAILABLE, detail, request.path, title="Internal Server Error")
+        return _response(problem_told(_INTERNAL, Code.UNAVAILABLE, detail, request.path, title="Internal Server Error"))
 
     # ---------------------------------------------------------------------------------------------------------- shared
 
@@ -183,7 +183,11 @@ class _Views:
         return self._context.authenticator.scope(self._principal(), namespace, op)
 
     def _not_ready(self, code: Code, detail: str) -> Response:
-        return problem_response(503, code, detail, request.path, retry_s=READY_RETRY_S)
+        return _response(problem_told(503, code, detail, request.path, retry_s=READY_RETRY_S))
+
+
+def _response(answer: Told) -> Response:
+    return Response(answer.body, answer.status, dict(answer.headers), content_type=answer.media_type)
 
 
 def _current() -> HttpRequest:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
@@ -68,6 +69,18 @@ async def read_members(request: Request, op: str) -> dict[str, object]:
     body = await _read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
     if not body:
         return {}
+    return members_of(body, has_type=has_type)
+
+
+def members_of(body: bytes, *, has_type: bool) -> dict[str, object]:
+    """The members of a body that was read whole.
+
+    Args:
+        has_type: Whether its content type is JSON; False: it has none.
+
+    Raises:
+        RequestError: UNSUPPORTED_MEDIA_TYPE or INVALID_REQUEST.
+    """
     if not has_type:
         raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "a body needs a content type, application/json")
     try:
@@ -85,12 +98,16 @@ def header_key(headers: Headers) -> str | None:
     Raises:
         InvalidRequest: It is sent twice, blank, malformed or no possible key.
     """
-    values = headers.getlist(KEY_HEADER)
+    # The server hands on header bytes as Latin-1 text, so that this gives back what was sent.
+    return key_of([value.encode("latin-1") for value in headers.getlist(KEY_HEADER)])
+
+
+def key_of(values: Sequence[bytes]) -> str | None:
+    """The key of the values of ``Idempotency-Key`` as they were sent, see ``header_key``."""
     if not values:
         return None
     try:
-        # The server hands on header bytes as Latin-1 text, so that this gives back what was sent.
-        return parse_key_header([value.encode("latin-1") for value in values])
+        return parse_key_header(values)
     except InvalidKey as error:
         raise InvalidRequest(str(error), field="key") from None
 

@@ -17,11 +17,9 @@ import trio
 from idemactor.server.context import ServerContext
 from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.server.outbox import Outbox
+from idemactor.server.parting import part
 from idemactor.server.rpc_calls import DOOR, RpcCalls
 from idemactor.wire.frames import FrameReader, Incoming
-
-LINGER_BYTES_MAX: Final = 8 * 1024 * 1024
-"""How much of a connection that is closed from here is read and thrown away, so that the client sees its answers."""
 
 _MS_PER_S: Final = 1_000
 
@@ -112,7 +110,7 @@ class RpcConnection:
             # Only the client's end, or its mistake, leads here: whoever waits is never granted any more.
             self._calls.closed = True
         await self._settle()
-        await self._part()
+        await part(self._stream, self._limits.linger_ms, broken=self._outbox.broken)
 
     async def _read(self) -> None:
         if self._fd is None:
@@ -210,16 +208,6 @@ class RpcConnection:
             with trio.move_on_after(self._limits.linger_ms / _MS_PER_S if self._calls.closed else math.inf):
                 await self._until(lambda: self._outbox.broken or not self._calls.waiting)
             await self._until(lambda: self._outbox.broken or not (self._calls.in_flight or self._outbox.waiting_bytes))
-
-    async def _part(self) -> None:
-        """Close so that the client sees its answers: with bytes of its unread, closing would reset the connection."""
-        with trio.move_on_after(self._limits.linger_ms / _MS_PER_S):
-            if isinstance(self._stream, trio.abc.HalfCloseableStream) and not self._outbox.broken:
-                await self._stream.send_eof()
-                left = LINGER_BYTES_MAX
-                while left > 0 and (data := await self._stream.receive_some(READ_BYTES)):
-                    left -= len(data)
-            await self._stream.aclose()
 
     def _has_room(self) -> bool:
         return self._outbox.broken or (
