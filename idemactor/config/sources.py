@@ -19,8 +19,14 @@ FILE_BYTES_MAX: Final = 4_194_304
 """The largest configuration file, bytes."""
 
 ENVIRONMENT_PREFIX: Final = "IDEMACTOR_"
-CLIENT_VARIABLES: Final = frozenset({"IDEMACTOR_ADDRESS", "IDEMACTOR_TOKEN"})
-"""Variables that belong to clients, and say nothing to a server."""
+CLIENT_VARIABLES: Final = frozenset(
+    {
+        *("IDEMACTOR_ADDRESS", "IDEMACTOR_TOKEN", "IDEMACTOR_NAMESPACE"),
+        *("IDEMACTOR_KEY", "IDEMACTOR_OPERATION_ID", "IDEMACTOR_ATTEMPT"),
+        *("IDEMACTOR_FENCING_TOKEN", "IDEMACTOR_TAKEOVER"),
+    }
+)
+"""Variables that belong to clients and to what ``idemactor run`` starts, and say nothing to a server."""
 
 FLAGS: Final[Mapping[str, str]] = {
     "server.data_dir": "--data-dir",

@@ -23,7 +23,7 @@ from idemactor.errors import StartError, StorageError
 from idemactor.storage import check_sql, journal_file, schema
 from idemactor.storage.directory import LOCK_NAME, META_NAME, explain, lock, lock_name, read_meta, shard_name
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
-from idemactor.storage.journal_file import Row
+from idemactor.storage.journal_file import Held
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.sqlite_create import check_version
 
@@ -108,13 +108,17 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
     for shard in range(meta.shards):
         _lock_if_there(path / lock_name(shard), locks)
         try:
-            checked = _Shard(path / shard_name(shard), shard, meta.shards, journal)
+            held = journal.get(shard, Held()) if journal is not None else None
+            checked = _Shard(path / shard_name(shard), shard, meta.shards, held)
             report = checked.run()
         except (apsw.Error, StorageError, OSError) as error:
             findings.append(Finding(shard, Severity.ERROR, f"cannot be read: {error}"))
             continue
         findings += checked.findings
         reports.append(report)
+    for stranger in sorted(shard for shard in journal or {} if shard >= meta.shards):
+        what = f"{JOURNAL_NAME} has batches of shard {stranger}, which is none of the {meta.shards} shards"
+        findings.append(Finding(None, Severity.ERROR, what))
     known = {shard_name(shard) for shard in range(meta.shards)}
     for extra in sorted({file.name for file in path.glob("shard-*.db")} - known):
         findings.append(Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards"))
@@ -155,8 +159,8 @@ def open_untouched(path: Path) -> Iterator[apsw.Connection]:
         connection.close()
 
 
-def _journal(path: Path, findings: list[Finding]) -> list[Row]:
-    """Every batch of the journal; what is wrong with its file is added to ``findings``."""
+def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
+    """What the journal holds by shard; what is wrong with its file is added to ``findings``."""
     try:
         with open_untouched(path) as connection:
             check_version(connection, path.name, journal_file.KIND)
@@ -166,14 +170,14 @@ def _journal(path: Path, findings: list[Finding]) -> list[Row]:
             return journal_file.read_all(connection)
     except (apsw.Error, StorageError, OSError) as error:
         findings.append(Finding(None, Severity.ERROR, f"{path.name} cannot be read: {error}"))
-        return []
+        return None
 
 
 class _Shard:
     """One file's check."""
 
-    def __init__(self, path: Path, shard: int, shards: int, journal: list[Row]) -> None:
-        self._journal = [row for row in journal if row.shard == shard]
+    def __init__(self, path: Path, shard: int, shards: int, journal: Held | None) -> None:
+        self._journal = journal
         self.findings: list[Finding] = []
         self._path = path
         self._number = shard
@@ -217,20 +221,19 @@ class _Shard:
 
     def _replay(self, journal_seq: int) -> int:
         """Whether starting could bring the journal's batches into the file; returns how many there are."""
-        batches = 0
-        for row in self._journal:
-            if row.seq <= journal_seq:
-                continue
-            if row.previous != journal_seq:
-                self._found(f"the file ends at batch {journal_seq}, and the journal goes on at {row.previous}")
-                return batches
+        if self._journal is None:
+            return 0
+        try:
+            rows = self._journal.missing_from(journal_seq)
+        except StorageError as error:
+            self._found(str(error))
+            return 0
+        for row in rows:
             try:
                 decode(row.body)
             except StorageError as error:
                 self._found(f"batch {row.seq} of the journal: {error}")
-            batches += 1
-            journal_seq = row.seq
-        return batches
+        return len(rows)
 
     def _meta(self, connection: apsw.Connection) -> tuple[int, int, int]:
         row = connection.execute(schema.SELECT_META).fetchone()

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import json
 import os
+import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ META_FORMAT: Final = 1
 """The version of the layout of the directory; a newer one is refused."""
 SHARDS_MAX: Final = 1024
 """The most shards of a directory: each takes three or four file descriptors."""
+SEQ_BITS: Final = 53
+"""Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
+from the end of SQLite's integers (63 bits)."""
 DIRECTORY_MODE: Final = 0o700
 """Keys and outcomes are nobody else's business."""
 FILE_MODE: Final = 0o600
@@ -232,13 +236,19 @@ def read_meta(path: Path) -> Meta | None:
 def _create(path: Path, shards: int) -> Meta:
     """Make the files of a new directory, those of an earlier try that did not come to its end thrown away."""
     _discard_unfinished(path)
+    first_seq = _first_seq()
     for shard in range(shards):
-        create_file(path / shard_name(shard), shard, shards)
-    create_journal(path / JOURNAL_NAME)
+        create_file(path / shard_name(shard), shard, shards, first_seq)
+    create_journal(path / JOURNAL_NAME, shards, first_seq)
     meta = Meta(shards, time.time_ns() // 1_000_000)
     content = {"format": META_FORMAT, "shards": meta.shards, "created_ms": meta.created_ms}
     _write_whole(path / META_NAME, json.dumps(content).encode() + b"\n")
     return meta
+
+
+def _first_seq() -> int:
+    """Where the numbers of a directory's batches begin: those of two directories never fit together by accident."""
+    return random.SystemRandom().getrandbits(SEQ_BITS)
 
 
 def _discard_unfinished(path: Path) -> None:

@@ -61,6 +61,7 @@ class Journal:
         self._last_seq = 0
         self._done: dict[int, int] = {}
         self._opened_before = False
+        self._written_behind = False
 
     async def open(self, shard: int, applied: int) -> list[Row]:
         """Open the file where it is not open and whole.
@@ -119,6 +120,14 @@ class Journal:
         """The shard's own file holds everything up to ``seq``, durably: the next write drops it here."""
         self._done[shard] = seq
 
+    def turn_to_write_behind(self) -> bool:
+        """Whether no shard's file was written behind since the latest append; the caller writes its own now.
+
+        Shards that are equally busy are due at the same moment, and all of them at once would be one long pause.
+        """
+        taken, self._written_behind = self._written_behind, True
+        return not taken
+
     async def maintain(self) -> None:
         """Housekeeping that no answer waits for."""
         if self._file.wants_maintenance:
@@ -145,6 +154,7 @@ class Journal:
 
     async def _write(self, group: list[_Slot]) -> None:
         done, self._done = self._done, {}
+        self._written_behind = False
         rows = [slot.row for slot in group]
         result = CommitResult.UNKNOWN
         try:

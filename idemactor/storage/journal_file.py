@@ -3,9 +3,10 @@
 It is an SQLite file like the shards', so that torn writes, failed syncs and full disks are met by the same means (see
 ``sqlite_wal.py``), and not by a format of our own.
 
-Every batch names the shard's batch before it, and of every shard the journal remembers up to where it let go of its
-batches. So a shard's file and the journal either fit, whatever crash came between them, or it shows that one of them
-is older than the other (restored from a backup by itself), and nothing is lost without a word.
+Numbers ascend over all shards, and begin at a random one in every directory. Every batch names the shard's batch
+before it, and of every shard the journal remembers up to where it let go of its batches. So a shard's file and the
+journal either fit, whatever crash came between them, or it shows that one of them is older than the other or of
+another directory, and nothing is lost without a word.
 """
 
 from __future__ import annotations
@@ -44,7 +45,11 @@ CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), recoveries INTEGER 
 """
 KIND: Final = Kind("a journal", APPLICATION_ID, FORMAT, _DDL)
 
-_INSERT_STATE: Final = "INSERT INTO state (one, recoveries) VALUES (1, 0)"
+_INSERT_FIRST: Final = """
+INSERT INTO state (one, recoveries) VALUES (1, 0);
+WITH RECURSIVE numbers (shard) AS (SELECT 0 UNION ALL SELECT shard + 1 FROM numbers WHERE shard + 1 < ?1)
+INSERT INTO shards (shard, dropped) SELECT shard, ?2 FROM numbers WHERE shard < ?1;
+"""
 _INSERT: Final = "INSERT INTO batches (seq, shard, previous, body) VALUES (?, ?, ?, ?)"
 _DROP: Final = (
     "DELETE FROM batches WHERE shard = ?1 AND seq <= ?2"
@@ -63,7 +68,13 @@ _LATEST: Final = (
 )
 _TOUCH: Final = "UPDATE state SET recoveries = recoveries + 1"
 
-_MISMATCH: Final = "one of the two was restored without the other; restore the whole directory from one backup"
+LOST_MAX: Final = 2**32
+"""How many batches a power loss may take at most: a file that is further ahead is of another directory."""
+
+_MISMATCH: Final = (
+    "one of the two was restored without the other, or is of another directory; restore the whole directory from one"
+    " backup"
+)
 
 
 class Row(NamedTuple):
@@ -97,12 +108,12 @@ class Held:
 
         Args:
             seq: The number of the latest batch that the file includes.
-            lossy: A power loss may have taken the end of the journal: the file may be ahead of it.
+            lossy: A power loss may have taken the end of the journal: the file may be ahead of it by ``LOST_MAX``.
 
         Raises:
             StorageError: They do not fit: one of the two is older than the other.
         """
-        if seq > self.end and not lossy:
+        if seq > self.end and not (lossy and seq - self.end <= LOST_MAX):
             raise StorageError(
                 f"its file includes batch {seq}, and the journal ends at batch {self.end}: {_MISMATCH} (after a power"
                 ' failure under durability = "process", start once more with that setting)'
@@ -119,9 +130,9 @@ class Held:
         return lacking
 
 
-def create_journal(path: Path) -> None:
-    """Make an empty journal at ``path``, see ``sqlite_create.create``."""
-    create(path, KIND, _INSERT_STATE)
+def create_journal(path: Path, shards: int = 0, first_seq: int = 0) -> None:
+    """Make an empty journal at ``path``, see ``sqlite_create.create``; its numbers begin behind ``first_seq``."""
+    create(path, KIND, _INSERT_FIRST, (shards, first_seq))
 
 
 def read_all(connection: apsw.Connection) -> dict[int, Held]:

@@ -16,13 +16,18 @@ _VERSION: Final = 1
 
 
 def encode(batch: Batch) -> bytes:
-    """The bytes of a batch. Deletes keep only what an engine needs of them: who they were."""
+    """The bytes of a batch. Deletes keep only what an engine needs of them: who they were.
+
+    Raises:
+        ValueError: It holds text or numbers that could not be stored, a lone surrogate for one.
+        TypeError: It holds what is no value of a row.
+    """
     puts = [(rows.entry_row(e), rows.outcome_row(e.record.outcome if e.record else None)) for e in batch.puts]
     deletes = [(e.id, *e.identity) for e in batch.deletes]
     incidents = [rows.incident_row(incident) for incident in batch.incidents]
     tallies = [rows.tally_row(key, tally) for key, tally in batch.tallies.items()]
     content = (_VERSION, batch.now_ms, batch.last_token, puts, deletes, incidents, batch.acknowledged, tallies)
-    return bytes(msgpack.packb(content, use_bin_type=True, unicode_errors="surrogatepass"))
+    return bytes(msgpack.packb(content, use_bin_type=True))
 
 
 def decode(body: bytes) -> Batch:
@@ -32,7 +37,7 @@ def decode(body: bytes) -> Batch:
         StorageError: The body is damaged, or of another release.
     """
     try:
-        content = msgpack.unpackb(body, raw=False, use_list=True, unicode_errors="surrogatepass")
+        content = msgpack.unpackb(body, raw=False, use_list=True)
         if content[0] != _VERSION:
             raise StorageError(f"the journal holds batches of format {content[0]}; start the release that wrote it")
         return _batch_of(content)

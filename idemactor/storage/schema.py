@@ -162,7 +162,7 @@ def _upsert(table: str, key: tuple[str, ...], fixed: tuple[str, ...], columns: t
 
 INSERT_META: Final = (
     "INSERT INTO meta (one, format, shard, shards, last_token, latest_ms, journal_seq, recoveries)"
-    " VALUES (1, ?, ?, ?, 0, 0, 0, 0)"
+    " VALUES (1, ?, ?, ?, 0, 0, ?, 0)"
 )
 SELECT_META: Final = "SELECT format, shard, shards, last_token, latest_ms, journal_seq FROM meta"
 # Neither ever goes back, whatever a batch says: a token must not be granted twice.

@@ -31,9 +31,9 @@ class Kind:
 SHARD: Final = Kind("a shard's file", schema.APPLICATION_ID, schema.FORMAT, schema.DDL)
 
 
-def create_file(path: Path, shard: int, shards: int) -> None:
-    """Make an empty shard at ``path``, see ``create``."""
-    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards))
+def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0) -> None:
+    """Make an empty shard at ``path``, see ``create``; its journal's numbers begin behind ``journal_seq``."""
+    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards, journal_seq))
 
 
 def create(path: Path, kind: Kind, first: str, bindings: tuple[int, ...] = ()) -> None:

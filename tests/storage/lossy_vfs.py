@@ -98,6 +98,7 @@ class LossyDisk(apsw.VFS):
         failing_syncs: How many of the next syncs fail.
         free_bytes: How much more may be written before the disk is full, None: no end.
         failing_reads: How many of the next reads fail.
+        afflicted: Syncs fail, and space runs out, only for files whose path contains this.
         synced: How many syncs succeeded.
     """
 
@@ -109,6 +110,7 @@ class LossyDisk(apsw.VFS):
         self.failing_syncs = 0
         self.free_bytes: int | None = None
         self.failing_reads = 0
+        self.afflicted = ""
         self.synced = 0
         self.rng = rng
         self.inodes: dict[str, Inode] = {}
@@ -132,6 +134,7 @@ class LossyDisk(apsw.VFS):
         if path not in self.inodes:
             self.inodes[path] = Inode(bytearray(Path(path).read_bytes() if there else b""), there)
         file.inode = self.inodes[path]
+        file.path = path
         return file
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
@@ -166,6 +169,7 @@ class LossyFile(apsw.VFSFile):
         super().__init__("", filename, flags)
         self.disk = disk
         self.inode = Inode(bytearray(), False)
+        self.path = ""
 
     def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
         if self.disk.failing_reads > 0:
@@ -175,7 +179,7 @@ class LossyFile(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
         disk = self.disk
-        if disk.free_bytes is not None:
+        if disk.free_bytes is not None and disk.afflicted in self.path:
             if disk.free_bytes < len(data):
                 raise apsw.FullError("no space left on device")
             disk.free_bytes -= len(data)
@@ -192,7 +196,7 @@ class LossyFile(apsw.VFSFile):
     def xSync(self, flags: int) -> None:  # noqa: N802, ARG002
         disk = self.disk
         disk.step()
-        if disk.failing_syncs > 0:
+        if disk.failing_syncs > 0 and disk.afflicted in self.path:
             disk.failing_syncs -= 1
             share = disk.rng.choice((0.0, disk.rng.random()))
             self.inode.sync_some(lambda: disk.rng.random() < share, disk.rng)

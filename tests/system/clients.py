@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import socket
@@ -50,21 +51,17 @@ def connect(address: str, timeout_s: float = 10.0) -> socket.socket:
 def read_to_end(sock: socket.socket) -> bytes:
     """All that comes until the other side closes, or resets."""
     received = bytearray()
-    try:
+    with contextlib.suppress(ConnectionError):
         while piece := sock.recv(65_536):
             received += piece
-    except ConnectionError:
-        pass
     return bytes(received)
 
 
 def raw(address: str, data: bytes, timeout_s: float = 10.0) -> bytes:
     """Sends ``data`` on a connection of its own and gives all that comes back until the server closes."""
     with connect(address, timeout_s) as sock:
-        try:
+        with contextlib.suppress(ConnectionError):
             sock.sendall(data)
-        except ConnectionError:
-            pass
         return read_to_end(sock)
 
 

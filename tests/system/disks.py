@@ -103,7 +103,7 @@ def small_disk(home: Path) -> Iterator[Disk]:
 
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[None]:
-    """``path``, a directory, cannot be written for the time of the block; for root it takes a file system of its own."""
+    """``path``, a directory, cannot be written for the time of the block; for root it takes a mount of its own."""
     if os.geteuid() != 0:
         mode = path.stat().st_mode
         path.chmod(0o500)

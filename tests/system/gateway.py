@@ -24,7 +24,7 @@ from urllib.parse import parse_qsl
 from idemactor.core.fingerprint import canonical
 from idemactor.errors import IdemactorError
 from idemactor.wire.strict_json import parse
-from tests.system.clients import HttpClient, Lost, Members, RpcClient, RpcError
+from tests.system.clients import Lost, Members, RpcError
 from tests.system.exchange import Exchange, Result
 from tests.system.process import Server
 

@@ -6,6 +6,7 @@ when it was sent, whether or not its answer arrived. A commit counts from when i
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass, field
@@ -92,13 +93,11 @@ class History:
             assert ledger.committed is None, f"{key} was committed twice"
             ledger.committed = (token, outcome)
 
-    # ------------------------------------------------------------------------------------------------------------ checks
-
     def check(self) -> None:
         """Fails where no linear history explains what was told."""
         for key, ledger in self.ledgers.items():
             grants = [ledger.grants[token] for token in sorted(ledger.grants)]
-            for earlier, later in zip(grants, grants[1:], strict=False):
+            for earlier, later in itertools.pairwise(grants):
                 _check_pair(key, earlier, later)
             if ledger.committed is not None and ledger.committed[0] is not None and grants:
                 assert grants[-1].token <= ledger.committed[0], f"{key} was granted after its commit"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import json
 import os
 import signal
@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -90,6 +90,8 @@ class Server:
         self._environment = environment(extra)
         self._process: subprocess.Popen[str] | None = None
         self._up = threading.Event()
+        # A test that fails between start and stop must not leave a server behind.
+        atexit.register(self.kill)
 
     def __enter__(self) -> Server:
         return self if self._process is not None else self.start()
@@ -247,27 +249,21 @@ def assert_clean(data_dir: Path) -> None:
 
 def refused(server: Server) -> StartRefused:
     """Why a server does not start; fails where it does, and where it answers with a traceback."""
+    refusal = None
     try:
         server.start()
-    except StartRefused as refusal:
-        assert "Traceback" not in refusal.said, refusal.said
-        assert refusal.said.strip(), "it ended without a word"
-        return refusal
+    except StartRefused as error:
+        refusal = error
     server.kill()
-    raise AssertionError(f"it came up: {server.ready_line}")
+    assert refusal is not None, f"it came up: {server.ready_line}"
+    assert "Traceback" not in refusal.said, refusal.said
+    assert refusal.said.strip(), "it ended without a word"
+    return refusal
 
 
-def eventually(check: object, timeout_s: float = 10.0, every_s: float = 0.02) -> None:
+def eventually(check: Callable[[], bool], timeout_s: float = 10.0, every_s: float = 0.02) -> None:
     """Wait until ``check()`` is true; fails where it does not come to be."""
-    assert callable(check)
     end = time.monotonic() + timeout_s
     while not check():
         assert time.monotonic() < end, "it did not come to be in time"
         time.sleep(every_s)
-
-
-@contextlib.contextmanager
-def serving(home: Path, config: str = "") -> Iterator[Server]:
-    """A server for the time of the block."""
-    with Server(home, config) as server:
-        yield server

@@ -87,7 +87,7 @@ def assert_problem(answer: Answer, status: int, code: str) -> None:
     assert "result" not in answer.members, "what never reached the table has no result"
 
 
-# ---------------------------------------------------------------------------------------------------------- whole bodies
+# --------------------------------------------------------------------------------------------------------- whole bodies
 
 BODIES: Final = {
     "no-json": b"key=held",
@@ -279,7 +279,9 @@ def test_members_of_one_door_alone(server: Server) -> None:
 
 @pytest.mark.usefixtures("unchanged")
 def test_null_is_as_if_it_were_absent(server: Server) -> None:
-    optional = dict.fromkeys(("request_id", "lease_ms", "ttl_ms", "window_ms", "wait_ms", "holder", "payload"))
+    optional: dict[str, Any] = dict.fromkeys(
+        ("request_id", "lease_ms", "ttl_ms", "window_ms", "wait_ms", "holder", "payload")
+    )
     with server.http_client() as http, server.rpc_client() as rpc:
         assert http.call("reserve", key="nulls", **optional, fingerprint="f").status == 201
         assert http.call("forget", key="nulls", force=True).status == 200
@@ -340,7 +342,8 @@ def test_the_token_of_another_key(server: Server, token: int) -> None:
     assert other != token
     before = holdings(server)
     with server.http_client() as http, server.rpc_client() as rpc:
-        for op, more in (("commit", {}), ("release", {}), ("extend", {"lease_ms": 5}), ("doubt", {})):
+        calls: list[tuple[str, Members]] = [("commit", {}), ("release", {}), ("extend", {"lease_ms": 5}), ("doubt", {})]
+        for op, more in calls:
             for wrong in (other, token + 1_000, 2**53 - 1):
                 answer = http.call(op, key="held", token=wrong, **more)
                 assert (answer.status, answer.code) == (409, "IDEMPOTENCY_STALE_TOKEN")
@@ -648,7 +651,8 @@ def test_paths_and_methods_that_are_not_there(server: Server) -> None:
 def test_batches_that_cannot_be(server: Server) -> None:
     get = {"op": "get", "namespace": "default", "key": "held"}
     with server.http_client() as http, server.rpc_client() as rpc:
-        for members in ({}, {"ops": {}}, {"ops": None}, {"ops": [get], "more": 1}, {"ops": [get] * 1_001}):
+        no_batches: list[Members] = [{}, {"ops": {}}, {"ops": None}, {"ops": [get], "more": 1}, {"ops": [get] * 1_001}]
+        for members in no_batches:
             assert_problem(http.post("/v1/batch", members), 400, INVALID)
             with pytest.raises(RpcError, match=f"^{INVALID}: "):
                 rpc.request("batch", members)

@@ -35,7 +35,7 @@ from idemactor.client import (
     link,
     sync,
 )
-from tests.system.process import Server, environment
+from tests.system.process import Server, environment, eventually
 
 CERTIFICATE: Final = Path(__file__).parent / "http_hostile" / "test_only_cert.pem"
 PRIVATE_KEY: Final = Path(__file__).parent / "http_hostile" / "test_only_key.pem"
@@ -60,7 +60,7 @@ def address_in(home: Path) -> str:
 
 @pytest.fixture
 def own_server(home: Path) -> Server:
-    return Server(home, http=(), rpc=(address_in(home),))
+    return Server(home, rpc=(address_in(home),))
 
 
 async def in_thread(work: Callable[[], object]) -> None:
@@ -308,6 +308,28 @@ def test_eight_threads_share_one_synchronous_client(home: Path, own_server: Serv
         assert sorted(ran) == sorted({f"k{number}" for number in range(25)})
 
 
+@pytest.mark.parametrize("entering", ["hold", "reserve"])
+def test_ctrl_c_while_a_thread_waits_leaves_nothing_reserved(entering: str, home: Path, own_server: Server) -> None:
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with own_server.start(), sync.Client(address_in(home)) as client:
+            first = client.reserve("default", "k")
+            assert isinstance(first, Reserved)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+            with pytest.raises(KeyboardInterrupt):
+                if entering == "hold":
+                    client.hold("default", "k", wait=True).__enter__()
+                else:
+                    client.reserve("default", "k", wait_ms=20_000)
+            client.release("default", "k", first.token)
+            eventually(lambda: [record.key for record in client.records("default")] == [])
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
 def in_child(work: Callable[[], Any]) -> int:
     """Run ``work`` in a forked child; its exit code."""
     child = os.fork()
@@ -361,7 +383,7 @@ def test_tls_and_a_token_over_tcp(backend: str, home: Path) -> None:
     trusting = ssl.create_default_context(cafile=str(CERTIFICATE))
 
     async def main() -> None:
-        with Server(home, config, http=()).start() as server:
+        with Server(home, config).start() as server:
             async with Client(server.rpc, tls=trusting, token="secret") as client:
                 async with client.hold("default", "k"):
                     pass

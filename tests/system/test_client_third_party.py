@@ -124,7 +124,7 @@ JAVASCRIPT_PROGRAM: Final = """
 @pytest.fixture
 def port(home: Path) -> Iterator[str]:
     """The port of a server of the test's own."""
-    with Server(home, http=()).start() as server:
+    with Server(home).start() as server:
         yield server.rpc.rpartition(":")[2]
 
 

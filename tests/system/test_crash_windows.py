@@ -166,7 +166,7 @@ def test_caller_dies_after_its_commit_is_stored(server: Server, exchange: Exchan
     caller.ask("forget", key=key)
 
 
-# ------------------------------------------------------------------------------------------------- idemactor itself dies
+# ------------------------------------------------------------------------------------------------ idemactor itself dies
 
 
 class Doomed:
@@ -185,7 +185,6 @@ class Doomed:
             caller.ask(op, **members)
         assert self.server.wait() == -9
         self._order.unlink()
-        assert_clean(self.server.data_dir)
         self.server.start()
 
 
@@ -194,6 +193,7 @@ def doomed(home: Path) -> Iterator[Doomed]:
     found = Doomed(home)
     with found.server:
         yield found
+    assert_clean(found.server.data_dir)
 
 
 def test_server_dies_before_the_write(doomed: Doomed, exchange: Exchange, door: Door) -> None:

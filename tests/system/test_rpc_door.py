@@ -77,13 +77,13 @@ def test_old_clients_send_text_as_raw(server: Server) -> None:
     """The MessagePack of before 2013 knows no ``bin`` and packs text as it packs bytes."""
     packer = msgpack.Packer(use_bin_type=False)
     body = b"\xff\xfe\x00raw"
-    calls: list[Members] = [
+    calls: list[dict[bytes, Any]] = [
         {b"namespace": b"default", b"key": b"old", b"request_id": b"r1"},
         {b"namespace": b"default", b"key": b"old", b"token": 0, b"outcome": {b"status": 200, b"body": body}},
     ]
     with connect(server.rpc) as sock:
         sock.sendall(packer.pack([0, 1, b"reserve", [calls[0]]]))
-        calls[1][b"token"] = collect(sock, 1)[1][1]["token"]  # type: ignore[index]
+        calls[1][b"token"] = collect(sock, 1)[1][1]["token"]
         sock.sendall(packer.pack([0, 2, b"commit", [calls[1]]]))
         assert collect(sock, 1)[2][1]["result"] == "committed"
     with server.rpc_client() as client:
@@ -156,7 +156,7 @@ def test_listings_and_the_policy(server: Server) -> None:
         assert listed["next"] is None
         assert client.call("incidents", "strict") == {"incidents": [], "next": None}
         assert client.call("policy", "strict") == http.get("/v1/strict/policy").members
-        with pytest.raises(RpcError, match="^IDEMPOTENCY_INVALID_REQUEST: "):
+        with pytest.raises(RpcError, match=r"^IDEMPOTENCY_INVALID_REQUEST: "):
             client.call("records", "strict", limit="10")
 
 

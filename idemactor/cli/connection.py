@@ -1,0 +1,75 @@
+"""From settings to an open client."""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from typing import Final
+
+import click
+
+from idemactor.cli.settings import Settings, UsageProblem
+from idemactor.client import Client
+from idemactor.client.client import CLEANUP_MS
+
+CONNECT_MS_MAX: Final = 2_000
+"""How long one attempt to connect may take, at most."""
+
+
+def open_client(settings: Settings, *, patient: bool = False) -> Client:
+    """A client for ``settings``, to be opened with ``async with``.
+
+    Args:
+        settings: Whom to talk to, and as whom.
+        patient: Whether what has to be told at the end is tried for as long as any call, and not only shortly.
+
+    Raises:
+        UsageProblem: The address is none, or the files for TLS cannot be used.
+    """
+    _say_warnings()
+    try:
+        return Client(
+            settings.address,
+            token=settings.token,
+            tls=_tls(settings),
+            timeout_ms=settings.timeout_ms,
+            connect_ms=min(settings.timeout_ms, CONNECT_MS_MAX),
+            cleanup_ms=settings.timeout_ms if patient else CLEANUP_MS,
+        )
+    except ValueError as error:
+        raise UsageProblem(str(error)) from None
+
+
+def _tls(settings: Settings) -> ssl.SSLContext | None:
+    if not settings.tls:
+        return None
+    try:
+        context = ssl.create_default_context(cafile=settings.tls_ca)
+        if settings.tls_cert is not None:
+            context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
+    except (OSError, ValueError) as error:
+        raise UsageProblem(f"the TLS files cannot be used: {error}") from None
+    return context
+
+
+def _no_password() -> str:
+    # Left to itself OpenSSL would ask on the terminal, in the middle of a script.
+    raise ValueError("the key is encrypted")
+
+
+class _Said(logging.Handler):
+    """What the client warns of, as one line like any other; no traceback."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line to standard error."""
+        click.echo(f"idemactor: {record.getMessage()}", err=True)
+
+
+_SAID: Final = _Said(logging.WARNING)
+
+
+def _say_warnings() -> None:
+    logger = logging.getLogger("idemactor.client")
+    logger.propagate = False
+    if _SAID not in logger.handlers:
+        logger.addHandler(_SAID)
