@@ -13,15 +13,20 @@ import random
 import resource
 import signal
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import trio
 
 from idemactor.config import DoorSection, Durability, ServerConfig
+from idemactor.core import limits
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.core.ids import ENTROPY_BITS
+from idemactor.core.ledger import visible
+from idemactor.core.policy import Policy
+from idemactor.core.tally import TallyKey
 from idemactor.errors import StartError, StorageError
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -43,7 +48,7 @@ from idemactor.server.listeners import (
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.router import Router
-from idemactor.storage.base import Engine, Opened
+from idemactor.storage.base import Engine, Opened, RecordQuery
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import JournalFile
@@ -59,6 +64,9 @@ DESCRIPTORS_KEPT: Final = 64
 DESCRIPTORS_PER_SHARD: Final = 5
 """A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
 
+UNCONFIGURED: Final = Policy()
+"""What counts for the remains of a namespace that is not in the configuration any more."""
+
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
 
@@ -66,7 +74,7 @@ _log = logging.getLogger(__name__)
 
 
 async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or SIGINT.
+    """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
 
     Args:
         config: A valid configuration.
@@ -80,8 +88,8 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
         async with _opened(directory, config.server.durability) as engines:
-            _check_namespaces(config, [opened for _, opened in engines])
             clock = _clock(config, [opened for _, opened in engines])
+            await _check_namespaces(config, engines, clock.now_ms())
             router = Router(_shards(config, engines, clock, observer), observer)
             authenticator = Authenticator(config.tokens, config.namespaces)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
@@ -100,7 +108,7 @@ async def _serve(
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
             # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
             await shards.start(context.router.run)
@@ -168,8 +176,10 @@ def _shards(
     census = Census()
     entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    # What is left of a namespace that left the configuration has ended, and has to be swept up by somebody.
+    policies = defaultdict(lambda: UNCONFIGURED, config.namespaces)
     return [
-        Shard(number, engine, config.namespaces, census, clock, entropy, observer, settings, opened)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened)
         for number, (engine, opened) in enumerate(engines)
     ]
 
@@ -189,19 +199,49 @@ def _clock(config: ServerConfig, opened: Sequence[Opened]) -> Clock:
     return Clock(start_ms, functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
 
-def _check_namespaces(config: ServerConfig, opened: Sequence[Opened]) -> None:
-    """A namespace that left the configuration while it has records would leave them without a policy."""
-    held = {key for shard in opened for key, tally in shard.tallies.items() if tally.records > 0}
-    lost = sorted({namespace for _, namespace in held} - config.namespaces.keys())
+async def _check_namespaces(config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], now_ms: int) -> None:
+    """A namespace that left the configuration while it has live records would leave them without a policy."""
+    held = {key for _, opened in engines for key, tally in opened.tallies.items() if tally.records > 0}
+    lost = sorted(
+        {namespace for tenant, namespace in held if await _is_lost(config, engines, tenant, namespace, now_ms)}
+    )
     if lost:
+        tables = ", ".join(f"[namespaces.{namespace}]" for namespace in lost)
         raise StartError(
-            f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has records in it:"
-            f" put [namespaces.{lost[0]}] back, and take it out again once its records have ended or were forgotten"
+            f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has live records in"
+            f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
+    _warn_of_what_is_out_of_reach(config, engines, held)
+
+
+async def _is_lost(
+    config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], tenant: str, namespace: str, now_ms: int
+) -> bool:
+    """Whether a namespace is not in the configuration and has a record that time has not ended."""
+    if namespace in config.namespaces:
+        return False
+    for engine, _ in engines:
+        after_id = 0
+        while entries := await engine.list_records(
+            RecordQuery(tenant, namespace, now_ms), after_id, limits.LIST_LIMIT_MAX
+        ):
+            if any(visible(entry, UNCONFIGURED, now_ms) for entry in entries):
+                return True
+            after_id = entries[-1].id
+    return False
+
+
+def _warn_of_what_is_out_of_reach(
+    config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], held: set[TallyKey]
+) -> None:
     orphaned = any(tenant == TENANT_DEFAULT for tenant, _ in held)
     if config.tokens and orphaned and all(token.tenant != TENANT_DEFAULT for token in config.tokens):
         detail = "there are keys of tenant 'default', and no token reaches them: they stay until they end"
         logs.log_event(_log, logging.WARNING, "keys_out_of_reach", detail=detail)
+    reported = {key for _, opened in engines for key, tally in opened.tallies.items() if tally.incidents > 0}
+    for namespace in sorted({namespace for _, namespace in reported} - config.namespaces.keys()):
+        detail = "it has incidents that nobody acknowledged, and is not in the configuration: put it back to see them"
+        logs.log_event(_log, logging.WARNING, "incidents_out_of_reach", namespace=namespace, detail=detail)
 
 
 # --------------------------------------------------------------------------------------------------------------- doors

@@ -108,13 +108,15 @@ class Child:
             return
         while True:
             await trio.lowlevel.wait_readable(pipe.fileno())
-            data = os.read(pipe.fileno(), READ_BYTES)
-            # In a thread: a reader who is slow must not keep the lease from being renewed.
-            if not data or not await trio.to_thread.run_sync(_handed_on, data):
-                # Nobody reads on: the command is to notice as if it wrote there itself.
-                pipe.close()
-                self._process.stdout = None
-                return
+            # What is read is handed on whatever is cancelled meanwhile: nobody else could do it.
+            with trio.CancelScope(shield=True):
+                data = os.read(pipe.fileno(), READ_BYTES)
+                # In a thread: a reader who is slow must not keep the lease from being renewed.
+                if not data or not await trio.to_thread.run_sync(_handed_on, data):
+                    # Nobody reads on: the command is to notice as if it wrote there itself.
+                    pipe.close()
+                    self._process.stdout = None
+                    return
             tail.add(data)
 
     async def drain(self) -> None:

@@ -49,6 +49,9 @@ With --json the answer, refusals included, is one line of JSON on standard outpu
 and has the members of the MessagePack-RPC result; errors have "code" and "detail".
 
 \b
+A DURATION is 250ms, 30s, 5m, 2h, 1d or 1h30m; a number alone is milliseconds.
+
+\b
 Completion:
   bash  eval "$(_IDEMACTOR_COMPLETE=bash_source idemactor)"    in ~/.bashrc
   zsh   eval "$(_IDEMACTOR_COMPLETE=zsh_source idemactor)"     in ~/.zshrc
@@ -56,7 +59,7 @@ Completion:
 
 \b
 Example:
-  idemactor run --key "nightly-$(date +%F)" -- ./nightly.sh
+  idemactor run --key "nightly-$(date +%F)" --ttl 2d -- ./nightly.sh
 """
 
 

@@ -7,7 +7,7 @@ from idemactor.cli.output import relative, safe
 from idemactor.client import errors
 
 
-def line_of(error: errors.IdemactorClientError, now: int) -> str:
+def line_of(error: errors.IdemactorClientError, now: int) -> str:  # noqa: C901 - One case for each error.
     """What went wrong and, where that can be said, what comes next; ``now`` in milliseconds since the epoch."""
     match error:
         case errors.InFlightError():

@@ -24,7 +24,7 @@ FOR_EVER: Final = "for ever"
 _LIST_CHARS_MAX: Final = 4_096
 
 _EXAMPLE = """\
-idemactor run --key "nightly-$(date +%F)" --release-on 75 -- ./nightly.sh
+idemactor run --key "nightly-$(date +%F)" --ttl 2d --release-on 75 -- ./nightly.sh
 idemactor run --key "invoice-$N" -n billing --wait=5m --capture -- ./send-invoice "$N" """.rstrip()
 
 
@@ -61,7 +61,13 @@ def patience(text: str) -> bool | int:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.option("--key", "-k", required=True, help="What must not run twice.")
 @click.option("--lease", "lease_ms", type=duration, metavar=METAVAR, help="How long after our end nobody may go on.")
-@click.option("--ttl", "ttl_ms", type=duration, metavar=METAVAR, help="How long it does not run again, from its end.")
+@click.option(
+    "--ttl",
+    "ttl_ms",
+    type=duration,
+    metavar=METAVAR,
+    help="How long it does not run again, from its end; the namespace's.",
+)
 @click.option("--window", "window_ms", type=duration, metavar=METAVAR, help="The same, from first sighting.")
 @payload_options
 @click.option("--holder", metavar="TEXT", help="Who runs it, shown to others; host and process.")
@@ -103,8 +109,20 @@ def patience(text: str) -> bool | int:
     type=click.Choice(["closed", "open"]),
     help="Whether to run unprotected when no server answers; closed.",
 )
-@click.option("--done-exit", type=click.IntRange(0, CODE_MAX), default=Exit.COMPLETED.value, help="Not 15 but this.")
-@click.option("--busy-exit", type=click.IntRange(0, CODE_MAX), default=Exit.IN_FLIGHT.value, help="Not 10 but this.")
+@click.option(
+    "--done-exit",
+    type=click.IntRange(0, CODE_MAX),
+    default=Exit.COMPLETED.value,
+    metavar="CODE",
+    help="Exit code where it was done before; 15.",
+)
+@click.option(
+    "--busy-exit",
+    type=click.IntRange(0, CODE_MAX),
+    default=Exit.IN_FLIGHT.value,
+    metavar="CODE",
+    help="Exit code where it is in flight; 10.",
+)
 def run(
     call: Call, command: tuple[str, ...], commit_on: frozenset[int], release_on: frozenset[int] | None, **rest: Any
 ) -> None:

@@ -19,7 +19,7 @@ doubt          unknown      in_doubt, stale         in_doubt, stale             
 resolve        unknown      in_flight               committed, released, stale               committed or
                                                                                              already_committed
 get            unknown      found                   found                                    found
-forget         unknown      unsettled, forgotten    unsettled, forgotten                     forgotten
+forget         nothing      unsettled, forgotten    unsettled, forgotten                     forgotten
 =============  ===========  ======================  =======================================  =================
 
 Three things come before the table: time (``at``), a mismatch of fingerprints, and what a tombstone recognises.
@@ -61,6 +61,7 @@ from idemactor.core.replies import (
     InDoubt,
     InFlight,
     Mismatch,
+    NothingToForget,
     QuotaExceeded,
     Released,
     Reply,
@@ -322,9 +323,12 @@ def _late_after_release(
 ) -> Decision:
     """The released attempt says that it did succeed: evidence, and nothing changes for the present holder."""
     reply = Stale(record.attempt if record else None)
-    if tombstone.reported:
+    if tombstone.reported and (record is None or record.contested):
         return Decision(reply)
-    incident = _incident(entry.identity, tombstone.operation_id, command, record, policy, now)
+    # One incident for each token, but every record that stands beside such a commit is contested.
+    incident = None
+    if not tombstone.reported:
+        incident = _incident(entry.identity, tombstone.operation_id, command, record, policy, now)
     kept = replace(record, contested=True) if record else None
     changed = _entry(entry.id, entry.identity, kept, replace(tombstone, reported=True))
     return Decision(reply, changed, changed=True, incident=incident)
@@ -454,7 +458,7 @@ def _resolve(
 
 def _forget(record: Record | None, tombstone: Tombstone | None, command: Forget) -> Decision:
     if record is None and tombstone is None:
-        return Decision(Unknown())
+        return Decision(NothingToForget())
     if record is not None and record.state is not State.COMMITTED and not command.force:
         return Decision(Unsettled())
     return Decision(Forgotten(), None, changed=True)

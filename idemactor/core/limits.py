@@ -25,6 +25,8 @@ OUTCOME_BODY_BYTES_MAX: Final = 2_097_152
 FRAME_BYTES_MAX: Final = 2_097_152 + 65_536
 """The largest MessagePack-RPC frame, bytes."""
 NESTING_MAX: Final = 64
+VALUES_MAX: Final = 100_000
+"""The most values in one request: more would hold everybody up for longer than a decision may take."""
 
 MAILBOX_COMMANDS_MIN: Final = 4_096
 BATCH_OPS_MAX: Final = 1_000

@@ -147,6 +147,11 @@ class Forgotten:
 
 
 @dataclass(frozen=True, slots=True)
+class NothingToForget:
+    """Neither a record nor a tombstone is there to be forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
 class Unsettled:
     """The key is pending or in doubt and is not forgotten without ``force``."""
 
@@ -189,6 +194,7 @@ Reply = (
     | Unknown
     | Found
     | Forgotten
+    | NothingToForget
     | Unsettled
     | QuotaExceeded
     | Overloaded

@@ -30,6 +30,9 @@ BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0
 SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 _MS_PER_S: Final = 1_000
+_WORDS: Final = {"Doubted": "in_doubt", "Withdrawn": "released"}
+"""Where the result that callers see is not the reply's name."""
+
 _CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
@@ -220,6 +223,9 @@ _EVENTS: Final = {
 
 
 def _snake(name: str) -> str:
+    """The word of a command or a reply, as callers see it."""
+    if name in _WORDS:
+        return _WORDS[name]
     return _CAPITAL.sub("_", name).lower()
 
 

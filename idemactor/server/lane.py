@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import select
+import time
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
@@ -21,9 +22,13 @@ from idemactor.shard.mailbox import Envelope
 READ_BYTES: Final = 65_536
 """The most that is read from one connection at one look."""
 
-LOOK_EVENTS_MAX: Final = 1_024
-"""The most connections that are read at one look; the others have their turn at the next."""
+LOOK_EVENTS: Final = 64
+"""How many connections are read before the clock is looked at; who is ready and not among them comes first then."""
 
+LOOK_MS_MAX: Final = 10
+"""When a look ends though more could be read, milliseconds: shards and other tasks have their turn too."""
+
+_MS_PER_S: Final = 1_000
 
 _log = logging.getLogger(__name__)
 
@@ -66,16 +71,22 @@ class Lane:
 
     def watch(self, fd: int, reader: Reader) -> None:
         """Read a socket for ``reader`` from now on. It must not block, and nobody else may read it."""
-        self._readers[fd] = reader
         self._epoll.register(fd, select.EPOLLIN)
+        self._readers[fd] = reader
 
     def pause(self, fd: int) -> None:
-        """Let a client wait: what it sends stays in its socket."""
-        self._epoll.modify(fd, 0)
+        """Let a client wait: what it sends stays in its socket. Harmless where it is not watched.
+
+        A client that is gone for good is read from all the same, to the end, which is near: nobody can keep the system
+        from reporting that one, again and again until it is read.
+        """
+        if fd in self._readers:
+            self._epoll.modify(fd, 0)
 
     def resume(self, fd: int) -> None:
-        """Go on reading after ``pause``."""
-        self._epoll.modify(fd, select.EPOLLIN)
+        """Go on reading after ``pause``. Harmless where it is not watched (any more): late answers come here."""
+        if fd in self._readers:
+            self._epoll.modify(fd, select.EPOLLIN)
 
     def leave(self, fd: int) -> None:
         """Read nothing more for the connection; harmless where it was never watched."""
@@ -91,10 +102,15 @@ class Lane:
 
     def _look(self) -> None:
         self._looking = True
-        for fd, _ in self._epoll.poll(0, LOOK_EVENTS_MAX):
-            reader = self._readers.get(fd)
-            if reader is not None:
-                self._read(fd, reader)
+        until = time.monotonic() + LOOK_MS_MAX / _MS_PER_S
+        while True:
+            events = self._epoll.poll(0, LOOK_EVENTS)
+            for fd, _ in events:
+                reader = self._readers.get(fd)
+                if reader is not None:
+                    self._read(fd, reader)
+            if len(events) < LOOK_EVENTS or time.monotonic() >= until:
+                break
         self._looking = False
         if self._collected:
             collected, self._collected = self._collected, []

@@ -58,6 +58,16 @@ class Outbox:
             while self._waiting and not self.broken:
                 await self._send_piece()
 
+    def close(self) -> bool:
+        """Send nothing any more; whether all that was put is with the operating system, so that the client may get it.
+
+        Whoever closes the stream calls this first: its descriptor's number soon is another connection's, and an answer
+        that comes late must not be written there.
+        """
+        all_sent = not self.broken and not self.waiting_bytes
+        self.give_up()
+        return all_sent
+
     def give_up(self) -> None:
         """Send nothing any more."""
         self.broken = True

@@ -18,7 +18,7 @@ async def part(stream: trio.abc.Stream, linger_ms: int, *, broken: bool) -> None
 
     Args:
         linger_ms: How long to read on, milliseconds.
-        broken: Whether the client is gone anyway.
+        broken: Whether there is nothing to wait for: the client is gone, or did not take what it was sent.
     """
     with trio.move_on_after(linger_ms / _MS_PER_S):
         if isinstance(stream, trio.abc.HalfCloseableStream) and not broken:

@@ -84,6 +84,11 @@ class RpcCalls:
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
 
+    @property
+    def known(self) -> bool:
+        """Whether the client has proved who it is."""
+        return self._principal is not None
+
     # --------------------------------------------------------------------------------------------------- answers leave
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:

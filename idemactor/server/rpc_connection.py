@@ -19,7 +19,11 @@ from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.server.outbox import Outbox
 from idemactor.server.parting import part
 from idemactor.server.rpc_calls import DOOR, RpcCalls
-from idemactor.wire.frames import FrameReader, Incoming
+from idemactor.wire.frames import FrameReader, Incoming, ProtocolError
+
+STRANGERS_FRAME_BYTES_MAX: Final = 65_536
+"""The largest unfinished frame of a client that has not authenticated where that is asked for: ``auth`` is small, and
+decoding a large frame is work for somebody who may ask for it."""
 
 _MS_PER_S: Final = 1_000
 
@@ -110,7 +114,10 @@ class RpcConnection:
             # Only the client's end, or its mistake, leads here: whoever waits is never granted any more.
             self._calls.closed = True
         await self._settle()
-        await part(self._stream, self._limits.linger_ms, broken=self._outbox.broken)
+        self._calls.closed = True
+        # From here on nobody may write: the descriptor's number will soon be another connection's.
+        all_sent = self._outbox.close()
+        await part(self._stream, self._limits.linger_ms, broken=not all_sent)
 
     async def _read(self) -> None:
         if self._fd is None:
@@ -136,7 +143,7 @@ class RpcConnection:
     def received(self, data: bytes) -> None:
         """Something came over the lane."""
         self._take(self._frames.feed(data))
-        if self._frames.broken is not None:
+        if self._frames.broken is not None or self._presumes_too_much():
             self.ended()
         elif not self._has_room():
             self._pause()
@@ -177,6 +184,8 @@ class RpcConnection:
             if not data:
                 return
             self._take(frames.feed(data))
+            if self._presumes_too_much():
+                return
 
     def _take(self, incoming: Sequence[Incoming]) -> None:
         for _ in range(self._frames.notifications):
@@ -186,6 +195,13 @@ class RpcConnection:
             self._frame_ends_at = math.inf
         self._frames.notifications = 0
         self._calls.take(incoming)
+
+    def _presumes_too_much(self) -> bool:
+        """Whether somebody who has not said who it is sends a frame that only others may."""
+        if self._calls.known or self._frames.pending_bytes <= STRANGERS_FRAME_BYTES_MAX:
+            return False
+        self._context.observer.connection_failed(DOOR, ProtocolError("too large a frame before any auth"))
+        return True
 
     async def _receive_rest(self) -> bytes:
         """More of a frame that has begun; nothing: the client is too slow with it."""

@@ -28,6 +28,7 @@ from idemactor.core.replies import (
     InDoubt,
     InFlight,
     Mismatch,
+    NothingToForget,
     Overloaded,
     QuotaExceeded,
     Released,
@@ -143,6 +144,7 @@ _Refused: TypeAlias = (
     | Stale
     | AlreadyCommitted
     | Unknown
+    | NothingToForget
     | Unsettled
     | QuotaExceeded
     | Overloaded
@@ -199,6 +201,8 @@ def _told(answer: _Refused) -> dict[str, object]:  # noqa: C901 - One case for e
             }
         case Unknown():
             return {"result": "unknown", "code": Code.UNKNOWN_KEY.value}
+        case NothingToForget():
+            return {"code": Code.UNKNOWN_KEY.value}
         case Unsettled():
             return {"code": Code.UNSETTLED.value}
         case QuotaExceeded():

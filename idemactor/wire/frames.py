@@ -62,6 +62,11 @@ class FrameReader:
         """Whether a frame has begun and not ended."""
         return bool(self._pending)
 
+    @property
+    def pending_bytes(self) -> int:
+        """How much has come of a frame that has not ended."""
+        return len(self._pending)
+
     def feed(self, data: bytes) -> list[Incoming]:
         """The calls that ``data`` completes, in order, up to the first bytes that break the connection.
 

@@ -19,11 +19,14 @@ END: Final = b"\r\n\r\n"
 
 _HEADS_KEPT: Final = 1_024
 """How many heads are remembered: a client on a connection that it keeps sends the same ones again and again."""
+_HEAD_BYTES_KEPT: Final = 2_048
+"""The largest head that is remembered: anybody may send large ones, and different ones."""
 
 _REQUEST: Final = re.compile(
     rb"POST (/v1/(?:(batch)|([a-z][a-z0-9_-]{0,62})/(reserve|commit|release|extend|accept))) HTTP/1\.1"
 )
-_FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*([\x20-\x7e\t]*?)[ \t]*")
+# White space around the value is stripped afterwards: an expression that finds its ends tries each space again and again.
+_FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\t]*)")
 _LENGTH: Final = re.compile(rb"[0-9]{1,7}")
 _JSON: Final = re.compile(rb"application/json[ \t]*(?:;.*)?", re.IGNORECASE)
 _KEEP_ALIVE: Final = re.compile(rb"keep-alive", re.IGNORECASE)
@@ -59,17 +62,21 @@ class Heads:
     """Reads heads and remembers the latest."""
 
     def __init__(self) -> None:
-        self._known: dict[bytes, Head | None] = {}
+        self._known: dict[bytes, Head] = {}
 
     def parse(self, head: bytes) -> Head | None:
         """What a head asks, its empty line included; None where a complete implementation has to look at it."""
-        known = self._known
-        if head in known:
-            return known[head]
-        if len(known) >= _HEADS_KEPT:
-            known.clear()
-        found = known[head] = _parse(head)
+        found = self._known.get(head)
+        if found is None:
+            found = _parse(head)
+            if found is not None and len(head) <= _HEAD_BYTES_KEPT:
+                self._keep(head, found)
         return found
+
+    def _keep(self, head: bytes, found: Head) -> None:
+        if len(self._known) >= _HEADS_KEPT:
+            self._known.clear()
+        self._known[head] = found
 
 
 def _parse(head: bytes) -> Head | None:
@@ -82,7 +89,7 @@ def _parse(head: bytes) -> Head | None:
         field = _FIELD.fullmatch(line)
         if field is None:
             return None
-        fields.setdefault(field[1].lower(), []).append(field[2])
+        fields.setdefault(field[1].lower(), []).append(field[2].strip(b" \t"))
     op = "batch" if asked[2] else asked[4].decode()
     length = _length(fields, op)
     if length is None or not _usual(fields):

@@ -51,7 +51,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, Mapping[int, tuple[str, ...]], tuple[st
         ("Unknown", "Stale", "AlreadyCommitted", "InFlight"),
     ),
     "get": ("Look at a key", {200: ("Found",)}, ("Unknown",)),
-    "forget": ("Drop everything about a key", {200: ("Forgotten",)}, ("Unknown", "Unsettled")),
+    "forget": ("Drop everything about a key", {200: ("Forgotten",)}, ("NothingToForget", "Unsettled")),
 }
 """Each command's summary, its successes by status, and the refusals that are its own."""
 

@@ -213,6 +213,7 @@ _REFUSALS: Final[dict[str, Schema]] = {
     ),
     "Unknown": _refused("unknown", Code.UNKNOWN_KEY),
     "Mismatch": _refused("mismatch", Code.MISMATCH),
+    "NothingToForget": _refused(None, Code.UNKNOWN_KEY),
     "Unsettled": _refused(None, Code.UNSETTLED),
     "QuotaExceeded": _refused(None, Code.QUOTA_EXCEEDED),
     "Overloaded": _refused(None, Code.OVERLOADED),

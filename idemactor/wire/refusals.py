@@ -19,6 +19,7 @@ from idemactor.core.replies import (
     InDoubt,
     InFlight,
     Mismatch,
+    NothingToForget,
     Overloaded,
     QuotaExceeded,
     Released,
@@ -66,6 +67,7 @@ _STALE: Final = _refusal(Code.STALE_TOKEN)
 _ALREADY_COMMITTED: Final = _refusal(Code.ALREADY_COMMITTED)
 _UNKNOWN: Final = _refusal(Code.UNKNOWN_KEY)
 _MISMATCH: Final = _refusal(Code.MISMATCH)
+_NOTHING_TO_FORGET: Final = _refusal(Code.UNKNOWN_KEY, error=True)
 _UNSETTLED: Final = _refusal(Code.UNSETTLED, error=True)
 _QUOTA_EXCEEDED: Final = _refusal(Code.QUOTA_EXCEEDED, error=True)
 _OVERLOADED: Final = _refusal(Code.OVERLOADED, error=True)
@@ -94,6 +96,8 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
             return _ALREADY_COMMITTED
         case Unknown():
             return _UNKNOWN
+        case NothingToForget():
+            return _NOTHING_TO_FORGET
         case Unsettled():
             return _UNSETTLED
         case QuotaExceeded():
@@ -127,7 +131,7 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
             return "The token is not that of the latest attempt."
         case AlreadyCommitted():
             return "The operation is committed and stays so."
-        case Unknown():
+        case Unknown() | NothingToForget():
             return "There is no record of this key."
         case Unsettled():
             return "The key is pending or in doubt; only force forgets it."

@@ -11,7 +11,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 
 import msgpack
 
-from idemactor.core.limits import FRAME_BYTES_MAX, NESTING_MAX
+from idemactor.core.limits import FRAME_BYTES_MAX, NESTING_MAX, VALUES_MAX
 from idemactor.errors import IdemactorError
 
 REQUEST: Final = 0
@@ -187,11 +187,15 @@ def _check_inside(message: list[Any]) -> None:
 
     Raises:
         ProtocolError: Nested deeper than the contract's limit, counted from ``message`` itself.
-        _Flaw: There is a timestamp.
+        _Flaw: There is a timestamp, or there are more than ``VALUES_MAX`` values.
     """
     level: list[Any] = [message]
     stamped = False
+    values = 0
     for _ in range(NESTING_MAX):
+        values += sum(map(len, level))
+        if values > VALUES_MAX:
+            raise _Flaw(f"there are more than {VALUES_MAX} values")
         level = [
             item
             for container in level

@@ -12,7 +12,7 @@ from itertools import accumulate
 from typing import Any, Final, NoReturn
 
 from idemactor.core.fingerprint import Number
-from idemactor.core.limits import NESTING_MAX
+from idemactor.core.limits import NESTING_MAX, VALUES_MAX
 from idemactor.errors import IdemactorError
 
 _INTEGER_DIGITS_MAX: Final = 18
@@ -44,7 +44,8 @@ def parse(data: bytes, *, max_depth: int = NESTING_MAX) -> Any:
         max_depth: How many arrays and objects may lie in each other, the outermost counted as one.
 
     Raises:
-        InvalidJSON: Anything else than one JSON text, a member named twice, a lone surrogate, or too deep.
+        InvalidJSON: Anything else than one JSON text, a member named twice, a lone surrogate, or too deep, or more
+            than ``VALUES_MAX`` values.
     """
     if data.startswith(_BOM):
         raise InvalidJSON("a byte order mark before the JSON text")
@@ -53,10 +54,12 @@ def parse(data: bytes, *, max_depth: int = NESTING_MAX) -> Any:
     except UnicodeDecodeError as error:
         raise InvalidJSON(f"not UTF-8 at byte {error.start}") from None
     _check_depth(data, max_depth)
+    _check_values(data)
     try:
         value = _DECODER.decode(text)
     except json.JSONDecodeError as error:
-        raise InvalidJSON(f"not JSON: {error.msg.rstrip(': ').lower()} at character {error.pos}") from None
+        what = error.msg.removesuffix(" at").rstrip(": ").lower()
+        raise InvalidJSON(f"not JSON: {what} at character {error.pos}") from None
     # UTF-8 cannot carry a surrogate: only an escape can. Most bodies have none.
     if _SURROGATE_ESCAPE.search(data) is not None:
         _refuse_surrogates(value)
@@ -70,6 +73,12 @@ def _check_depth(data: bytes, max_depth: int) -> None:
     brackets = _STRING.sub(b"", data).translate(None, _NOT_BRACKETS)
     if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > max_depth:
         raise InvalidJSON(f"nested deeper than {max_depth} levels")
+
+
+def _check_values(data: bytes) -> None:
+    """Count the values before any is built: every one but the first of its container follows a comma."""
+    if data.count(b",") >= VALUES_MAX and _STRING.sub(b"", data).count(b",") >= VALUES_MAX:
+        raise InvalidJSON(f"more than {VALUES_MAX} values")
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -65,6 +65,7 @@ RESULTS: dict[type[Reply], str] = {
     replies.AlreadyCommitted: "already_committed",
     replies.Unknown: "unknown",
     replies.Forgotten: "forgotten",
+    replies.NothingToForget: "unknown",
     replies.Unsettled: "unsettled",
 }
 

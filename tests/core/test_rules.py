@@ -24,6 +24,7 @@ from idemactor.core.replies import (
     InDoubt,
     InFlight,
     Mismatch,
+    NothingToForget,
     QuotaExceeded,
     Released,
     Reserved,
@@ -315,6 +316,19 @@ def test_rule_4_a_buried_token_contests_the_newer_operation() -> None:
     assert play.incidents == [Incident(KEY, dead.operation_id, 1, 2, START, DONE)]
 
 
+def test_rule_4_a_buried_token_contests_also_what_came_after_its_incident() -> None:
+    """Rule 4 and section 12: one incident for each token, but the mark is the record's that stands beside it."""
+    play = Play()
+    play.reserve("a")
+    play.release(1)
+    assert play.commit(1, DONE) == Stale(None)
+    play.reserve("b")
+    assert not play.record.contested
+    assert play.commit(1, DONE) == Stale(1)
+    assert play.record.contested
+    assert [incident.token for incident in play.incidents] == [1]
+
+
 def test_rule_4_the_latest_sixteen_are_remembered() -> None:
     """Rule 4: the latest 16 are remembered; an older token is merely stale."""
     play = Play()
@@ -519,7 +533,7 @@ def test_rule_10_the_quota_refuses_new_keys_only() -> None:
 def test_rule_11_forget_wants_force_for_what_is_not_settled() -> None:
     """Rule 11, and section 12: forget of nothing is unknown, and takes the tombstone along."""
     play = Play()
-    assert play.forget() == play.forget(force=True) == Unknown()
+    assert play.forget() == play.forget(force=True) == NothingToForget()
     play.reserve("a")
     assert play.forget() == Unsettled()
     play.after(LEASE_MS)

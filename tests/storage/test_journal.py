@@ -82,6 +82,11 @@ class WatchedFile(JournalFile):
         self.threads: set[int] = set()
         self.gates: list[Gate] = []
         self.errors: list[Exception] = []
+        self.openings = 0
+
+    def open(self, *, recovering: bool = False) -> int:
+        self.openings += 1
+        return super().open(recovering=recovering)
 
     def append(self, rows: Sequence[Row], done: Mapping[int, int]) -> CommitResult:
         if self.gates:
@@ -439,9 +444,11 @@ async def test_what_was_written_behind_leaves_the_journal_with_the_next_batch_of
 async def test_what_could_not_be_dropped_is_dropped_later(on_lossy: Process, lossy: LossyDisk) -> None:
     process = on_lossy
     await process.engines[0].alarms(1)
-    lossy.failing_syncs = 1
-    assert await process.commit(1, "b") is UNKNOWN
+    lossy.afflicted, lossy.free_bytes = JOURNAL_NAME, 0
+    assert await process.commit(1, "b") in (FAILED, UNKNOWN)
+    lossy.free_bytes = None
     await process.engines[1].reopen()
+    assert len(process.file.read_batches(0).rows) == 1
     assert await process.commit(2, "b") is OK
     assert process.file.read_batches(0).rows == []
 
@@ -500,6 +507,7 @@ async def test_while_a_slow_disk_syncs_the_other_tasks_go_on(path: Path) -> None
     assert [[row.shard for row in group] for group in process.file.groups] == [[0], [0], [3]]
     assert await process.holds(0, "a", "b") == ["a", "b"]
     assert await process.engines[2].confirm() is OK
+    assert process.file.openings == 1
     process.kill()
 
 

@@ -161,7 +161,7 @@ def test_incidents_from_evidence_to_acknowledgement(cli: Cli) -> None:
     assert "contested" in cli("records", "--contested").stdout
     assert cli.json("incidents", "--acknowledge", incident["id"]) == {"result": "acknowledged"}
     gone = cli("incidents", "--acknowledge", incident["id"])
-    assert gone.returncode == Exit.UNKNOWN
+    assert (gone.returncode, gone.stdout) == (Exit.UNKNOWN, ""), gone.stderr
 
 
 # --------------------------------------------------------------------------------------------------- and for scripts

@@ -31,11 +31,15 @@ CONFIG: Final = """
 [server]
 shards = 3
 [namespaces.default]
+ttl_ms = 86400000
 [namespaces.trade]
+ttl_ms = 86400000
 on_lease_expiry = "hold"
 [namespaces.again]
+ttl_ms = 86400000
 on_doubt = "retry"
 """
+"""What is committed or released stays so for longer than the longest run."""
 NAMESPACES: Final = ("default", "trade", "again")
 LEASES_MS: Final = (1, 40, 150, 5_000, 60_000)
 
@@ -278,3 +282,48 @@ def test_the_client_errors_of_a_crash_are_no_answers(home: Path) -> None:
         for ask in (lambda: rpc.call("commit", key="a", token=1), lambda: http.call("commit", key="b", token=1)):
             with pytest.raises(Lost):
                 ask()
+
+
+def _granted(token: int, reserved_at: int, lease_ms: int) -> Members:
+    return {
+        "token": token,
+        "attempt": 1,
+        "operation_id": "o",
+        "reserved_at": reserved_at,
+        "lease_expires_at": reserved_at + lease_ms,
+        "repeated": False,
+    }
+
+
+def test_the_history_sees_what_must_not_be() -> None:
+    key = ("default", "k")
+    twice = History()
+    twice.granted(key, "a", _granted(1, 0, 100))
+    twice.granted(key, "b", _granted(2, 50, 100))
+    with pytest.raises(AssertionError, match="while its lease ran"):
+        twice.check()
+
+    early = History()
+    first = early.granted(key, "a", _granted(1, 0, 100))
+    early.granted(key, "b", _granted(2, 50, 100))
+    early.freeing(first)
+    with pytest.raises(AssertionError, match="before its release was sent"):
+        early.check()
+
+    backwards = History()
+    backwards.granted(key, "a", _granted(2, 0, 10))
+    backwards.granted(key, "b", _granted(1, 20, 10))
+    with pytest.raises(AssertionError, match="went back"):
+        backwards.check()
+
+    shared = History()
+    shared.granted(key, "a", _granted(1, 0, 10))
+    with pytest.raises(AssertionError, match="two callers"):
+        shared.granted(key, "b", _granted(1, 0, 10))
+
+    lost = History()
+    lost.granted(key, "a", _granted(1, 0, 10))
+    lost.committed(key, 1, b"")
+    lost.granted(key, "b", _granted(2, 20, 10))
+    with pytest.raises(AssertionError, match="after its commit"):
+        lost.check()

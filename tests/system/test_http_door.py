@@ -224,11 +224,10 @@ def test_an_early_refusal_says_whether_the_connection_goes_on(server: Server) ->
 def test_expect_100_continue_is_answered(server: Server) -> None:
     with connect(server.http) as sock:
         head = b"POST /v1/default/get HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n"
-        sock.sendall(head + b"Expect: 100-continue\r\nContent-Length: 14\r\nConnection: close\r\n\r\n")
+        sock.sendall(head + b"Expect: 100-continue\r\nContent-Length: 15\r\nConnection: close\r\n\r\n")
         assert sock.recv(1_000).startswith(b"HTTP/1.1 100 ")
-        sock.sendall(b'{"key": "none"')
-        sock.sendall(b"}"[:0])
-        assert b" 400 " in read_to_end(sock)
+        sock.sendall(b'{"key": "none"}')
+        assert read_to_end(sock).startswith(b"HTTP/1.1 404 ")
 
 
 def test_half_a_body_and_goodbye_does_nothing(server: Server) -> None:

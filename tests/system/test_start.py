@@ -246,6 +246,17 @@ def test_a_namespace_that_left_the_configuration(home: Path) -> None:
         assert server.alive
 
 
+def test_a_namespace_whose_records_have_ended_may_leave_before_anybody_swept_them(home: Path) -> None:
+    server = Server(home, "[namespaces.default]\n[namespaces.trade]\nlease_ms = 1\nttl_ms = 1\nunresolved_ttl_ms = 1\n")
+    with server, server.http_client() as client:
+        client.call("accept", "trade", key="committed")
+        client.call("reserve", "trade", key="lapsed")
+        server.kill()
+    server.config_path.write_text("[namespaces.default]\n")
+    with server.start(), server.http_client() as client:
+        assert client.call("reserve", "default", key="k").status == 201
+
+
 def test_a_wall_clock_behind_the_disk(home: Path) -> None:
     skewed = Server(home, module="tests.system.skewed_server", extra={CLOCK_AHEAD_MS: str(HOUR_MS)})
     with skewed, skewed.http_client() as client:

@@ -34,6 +34,7 @@ from idemactor.core.replies import (
     InDoubt,
     InFlight,
     Mismatch,
+    NothingToForget,
     Overloaded,
     QuotaExceeded,
     Released,
@@ -198,7 +199,6 @@ _CALLS: Final[list[tuple[str, Command]]] = [
     ("doubt", DOUBT),
     ("resolve", RESOLVE),
     ("get", GET),
-    ("forget", FORGET),
 ]
 
 
@@ -253,6 +253,7 @@ SAMPLES: Final[list[Sample]] = [
     Sample("get", Found("k", DOUBTED), GET, 200, {"result": "found", "record": DOUBTED_MEMBERS}),
     Sample("get", Found("k", COMMITTED), GET, 200, {"result": "found", "record": COMMITTED_MEMBERS}),
     Sample("forget", Forgotten(), FORGET, 200, {"result": "forgotten"}),
+    Sample("forget", NothingToForget(), FORGET, 404, {"code": "IDEMPOTENCY_UNKNOWN_KEY"}),
     Sample("forget", Unsettled(), FORGET, 409, {"code": "IDEMPOTENCY_UNSETTLED"}),
     *_everywhere(Overloaded(1500), 503, {"code": "IDEMPOTENCY_OVERLOADED"}),
     *_everywhere(Unavailable(100), 503, {"code": "IDEMPOTENCY_UNAVAILABLE"}),

@@ -16,6 +16,7 @@ from idemactor.core.replies import (
     Completed,
     Found,
     InFlight,
+    NothingToForget,
     Overloaded,
     QuotaExceeded,
     Reply,
@@ -81,7 +82,7 @@ def test_status_and_refusal(sample: Sample) -> None:
         assert refusal.code == sample.members["code"]
         assert refusal.status == sample.status == http_status_of_code(refusal.code)
         assert refusal.title
-        errors = QuotaExceeded | Overloaded | Unavailable | Unsettled | NoSuchIncident
+        errors = QuotaExceeded | Overloaded | Unavailable | NothingToForget | Unsettled | NoSuchIncident
         assert refusal.error == isinstance(sample.answer, errors)
         # What never reached the table of states has a code and no result.
         assert refusal.error == ("result" not in sample.members)

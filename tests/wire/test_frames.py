@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemactor.core.limits import FRAME_BYTES_MAX
+from idemactor.core.limits import FRAME_BYTES_MAX, VALUES_MAX
 from idemactor.wire.frames import (
     BadRequest,
     FrameReader,
@@ -376,10 +376,10 @@ def test_one_feed_may_hold_more_than_one_frame_may() -> None:
 def test_a_frame_that_comes_byte_by_byte() -> None:
     """Quadratic work would be 10**11 steps here."""
     reader = FrameReader()
-    head = request(b"\x82\xa1a\xdd\x00\x02\x00\x00")
-    data = head + b"\x90" * 131_072 + b"\xa1b\xc6\x00\x02\x00\x00" + b"y" * 131_072
+    head = request(b"\x82\xa1a\xdd\x00\x01\x00\x00")
+    data = head + b"\x90" * 65_536 + b"\xa1b\xc6\x00\x02\x00\x00" + b"y" * 131_072
     found = [incoming for byte in data for incoming in reader.feed(bytes([byte]))]
-    assert found == [Request(7, "x", {"a": [[]] * 131_072, "b": b"y" * 131_072})]
+    assert found == [Request(7, "x", {"a": [[]] * 65_536, "b": b"y" * 131_072})]
 
 
 def test_a_declared_length_reserves_no_memory() -> None:
@@ -538,3 +538,14 @@ def test_an_answer_that_cannot_be_packed_leaves_nothing_behind() -> None:
 def test_text_and_bytes_of_a_field(value: object, text: str | None, raw: bytes | None) -> None:
     assert text_of(value) == text
     assert bytes_of(value) == raw
+
+
+@pytest.mark.parametrize("value", [b"\x01", b"\x90", b"\x80"])
+def test_more_values_than_anybody_may_be_held_up_for_are_refused(value: bytes) -> None:
+    def payload(count: int) -> bytes:
+        return request(b"\x81\xa1p\xdd" + struct.pack(">I", count) + value * count)
+
+    [found] = read(payload(VALUES_MAX - 10))
+    assert isinstance(found, Request)
+    [found] = read(payload(VALUES_MAX + 1))
+    assert found == BadRequest(7, "there are more than 100000 values")

@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idemactor.core.fingerprint import Number
+from idemactor.core.limits import VALUES_MAX
 from idemactor.wire.strict_json import InvalidJSON, parse
 
 
@@ -325,3 +326,21 @@ def test_mutated_documents_raise_nothing_else(changes: list[tuple[int, int]], li
         data[position] = byte
     with contextlib.suppress(InvalidJSON):
         assert depth_of(parse(bytes(data), max_depth=limit)) <= limit
+
+
+def test_more_values_than_anybody_may_be_held_up_for_are_refused_before_any_is_built() -> None:
+    assert len(parse(b"[" + b",".join([b"1"] * VALUES_MAX) + b"]")) == VALUES_MAX
+    with pytest.raises(InvalidJSON, match="more than 100000 values"):
+        parse(b"[" + b",".join([b"1"] * (VALUES_MAX + 1)) + b"]")
+    with pytest.raises(InvalidJSON, match="more than 100000 values"):
+        parse(b'{"payload":[' + b",".join([b"[]"] * (VALUES_MAX + 1)) + b"]}")
+
+
+def test_commas_in_a_text_are_no_values() -> None:
+    assert parse(b'{"body":"' + b"a,b\\n" * VALUES_MAX + b'"}')["body"].count(",") == VALUES_MAX
+
+
+def test_what_is_wrong_is_said_without_stammering() -> None:
+    with pytest.raises(InvalidJSON) as refusal:
+        parse(b'{"a":"\x01"}')
+    assert "at at" not in str(refusal.value)

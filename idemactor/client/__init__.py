@@ -1,0 +1,120 @@
+"""The client of idemactor, for trio and asyncio; ``idemactor.client.sync`` has the same for programs without either.
+
+async with Client("127.0.0.1:8788") as client:
+    async with client.hold("trade", key, payload=order) as hold:
+        if hold.completed:
+            return hold.outcome
+        hold.begin_effect()
+        answer = await exchange.place(order, client_order_id=hold.operation_id)
+        hold.set_outcome(status=200, body=answer)
+"""
+
+from __future__ import annotations
+
+from idemactor.client.client import Client
+from idemactor.client.clock import ManualClock
+from idemactor.client.commands import Op
+from idemactor.client.errors import (
+    AlreadyCommittedError,
+    ClientClosed,
+    CommitUnacknowledged,
+    DuplicateError,
+    Forbidden,
+    ForkedError,
+    IdemactorClientError,
+    InDoubtError,
+    InFlightError,
+    InvalidRequest,
+    LeaseLost,
+    MismatchError,
+    NotFound,
+    OutcomeMissing,
+    OutOfService,
+    Overloaded,
+    ProtocolViolation,
+    QuotaExceeded,
+    Refused,
+    ReleasedError,
+    ServerNotTrusted,
+    StaleTokenError,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    UnknownKeyError,
+    UnknownNamespace,
+    Unreachable,
+    UnsettledError,
+)
+from idemactor.client.hold import Hold
+from idemactor.client.once import current_hold
+from idemactor.client.results import (
+    Accepted,
+    Acknowledged,
+    Committed,
+    Completed,
+    Doubted,
+    Extended,
+    Forgotten,
+    Incident,
+    KeyRecord,
+    NamespacePolicy,
+    Outcome,
+    Released,
+    Reserved,
+    Resolved,
+)
+from idemactor.client.settle import Report
+from idemactor.core.policy import Policy
+
+__all__ = [
+    "Accepted",
+    "Acknowledged",
+    "AlreadyCommittedError",
+    "Client",
+    "ClientClosed",
+    "CommitUnacknowledged",
+    "Committed",
+    "Completed",
+    "Doubted",
+    "DuplicateError",
+    "Extended",
+    "Forbidden",
+    "Forgotten",
+    "ForkedError",
+    "Hold",
+    "IdemactorClientError",
+    "InDoubtError",
+    "InFlightError",
+    "Incident",
+    "InvalidRequest",
+    "KeyRecord",
+    "LeaseLost",
+    "ManualClock",
+    "MismatchError",
+    "NamespacePolicy",
+    "NotFound",
+    "Op",
+    "OutOfService",
+    "Outcome",
+    "OutcomeMissing",
+    "Overloaded",
+    "Policy",
+    "ProtocolViolation",
+    "QuotaExceeded",
+    "Refused",
+    "Released",
+    "ReleasedError",
+    "Report",
+    "Reserved",
+    "Resolved",
+    "ServerNotTrusted",
+    "StaleTokenError",
+    "TooLarge",
+    "Unauthenticated",
+    "Unavailable",
+    "UnknownKeyError",
+    "UnknownNamespace",
+    "Unreachable",
+    "UnsettledError",
+    "current_hold",
+]

@@ -1,0 +1,81 @@
+"""Asks until there is an answer or the time is up. The one place where calls are repeated."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import anyio
+
+from idemactor.client.backoff import Backoff
+from idemactor.client.errors import ClientClosed, ForkedError, OutOfService, Overloaded, Unreachable
+from idemactor.client.flight import Answer, Channel, Flight
+
+
+class Caller:
+    """The calls of one client over one channel."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self._process: int | None = os.getpid()
+
+    def close(self) -> None:
+        """No further calls."""
+        self._process = None
+
+    def check(self) -> None:
+        """Raise where calls cannot be made.
+
+        Raises:
+            ClientClosed: The client is not open.
+            ForkedError: It was opened in another process, whose connection must not be shared.
+        """
+        if self._process is None:
+            raise ClientClosed("the client is not open: use it inside `async with`")
+        if self._process != os.getpid():
+            raise ForkedError("the client was opened before a fork: open one of your own in this process")
+
+    async def ask(self, flight: Flight, budget_ms: int | None) -> Any:
+        """The result of a call as it came.
+
+        Lost answers are asked for again, and so are answers of "not now", with growing waits in between.
+
+        Args:
+            flight: The call.
+            budget_ms: How long to go on, beside what the server waits on purpose; None: until there is an answer.
+
+        Raises:
+            Refused: The server said no.
+            OutOfService: The time is up.
+        """
+        self.check()
+        trouble: OutOfService | None = None
+        backoff = Backoff()
+        allowed_s = math.inf if budget_ms is None else (budget_ms + flight.waits_ms) / 1000
+        deadline = anyio.current_time() + allowed_s
+        # What always answers may wait for as long as its own clock says, which may be one that a test moves.
+        with anyio.CancelScope(deadline=math.inf if self.channel.local else deadline):
+            while trouble is None or anyio.current_time() < deadline:
+                answer = await self._exchange(flight)
+                if not isinstance(answer.error, OutOfService):
+                    return _opened(answer)
+                trouble = answer.error
+                await anyio.sleep(backoff.next_s())
+        if trouble is not None:
+            raise trouble
+        where = self.channel.where
+        raise Unreachable(f"no answer from {where} within {budget_ms} ms") from self.channel.trouble
+
+    async def _exchange(self, flight: Flight) -> Answer:
+        answer = await self.channel.exchange(flight)
+        # What a server did not take it cannot have done; of what it failed at nothing is known.
+        if isinstance(answer.error, OutOfService) and not isinstance(answer.error, Overloaded):
+            flight.uncertain = True
+        return answer
+
+
+def _opened(answer: Answer) -> Any:
+    if answer.error is not None:
+        raise answer.error
+    return answer.result

@@ -1,0 +1,63 @@
+"""How an attempt ends, and what is said of why. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from idemactor.core.limits import REASON_CHARS_MAX
+from idemactor.core.record import Outcome
+
+LAPSE_MS: Final = 1
+"""The shortest lease: what a takeover that is given up leaves behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """An attempt, as its holder names it."""
+
+    namespace: str
+    key: str
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The effect happened."""
+
+    outcome: Outcome | None
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """This attempt had no effect.
+
+    Attributes:
+        keep_evidence: An earlier attempt may have had one. Releasing would make the next caller believe that it is the
+            first, so the lease is made to end instead: the next caller takes over and is told.
+    """
+
+    reason: str | None
+    keep_evidence: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveInDoubt:
+    """Nobody knows whether the effect happened."""
+
+    reason: str | None
+
+
+Ending = Commit | GiveBack | LeaveInDoubt
+
+
+def reason_of(error: BaseException) -> str:
+    """Why, without a word of what may be secret."""
+    return type(error).__name__[:REASON_CHARS_MAX]
+
+
+def is_all(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether ``error`` is of ``kinds``, or a group of nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return isinstance(error, kinds) or all(is_all(inner, kinds) for inner in error.exceptions)
+    return isinstance(error, kinds)

@@ -1,0 +1,368 @@
+"""Holding a key for as long as a body of code runs: the centre of the client.
+
+What becomes of the key when the body ends:
+
+==============================  =====================  ===========================================================
+the body                        before begin_effect    after begin_effect
+==============================  =====================  ===========================================================
+ends                            committed              committed
+raises a kind of not_executed   given back             given back
+raises anything else, is        given back             in doubt, with the name of the exception's type as the
+cancelled                                              reason
+loses its lease                 given back, LeaseLost  in doubt, LeaseLost (a body that ends all the same commits)
+==============================  =====================  ===========================================================
+
+"Given back" is a release for a first attempt. For a takeover it is not: an earlier attempt may have had the effect, and
+after a release the next caller would not be told. So the lease is made to end at once, and the next attempt is a
+takeover again, with the same operation_id. A body that found out that no earlier attempt had the effect says
+``rule_out_earlier``; then a release it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Literal, Self
+
+import anyio
+
+from idemactor.client.endings import Claim, Commit, Ending, GiveBack, LeaveInDoubt, is_all, reason_of
+from idemactor.client.errors import (
+    CommitUnacknowledged,
+    DuplicateError,
+    InFlightError,
+    LeaseLost,
+    OutOfService,
+    Refused,
+    StaleTokenError,
+    UnknownKeyError,
+)
+from idemactor.client.keeper import Keeper
+from idemactor.client.params import Acquisition, outcome_from
+from idemactor.client.results import Completed, Outcome, Reserved
+from idemactor.client.settle import Settlement
+from idemactor.core.limits import UNAVAILABLE_AFTER_MS_DEFAULT, WAIT_MS_MAX
+from idemactor.core.policy import OnUnavailable
+from idemactor.errors import Code
+
+if TYPE_CHECKING:
+    from idemactor.client.holding import Holding
+
+REPEAT_WAIT_MS: Final = 250
+"""The pause before waiting anew where a server answered before the wait was over (it is about to stop)."""
+
+
+@dataclass(frozen=True, slots=True)
+class HoldOptions:
+    """How a hold behaves; times in milliseconds."""
+
+    wait_ms: int | None
+    not_executed: tuple[type[BaseException], ...]
+    on_lost: Literal["cancel", "tell"]
+    on_unavailable: OnUnavailable | None
+    unavailable_after_ms: int | None
+    timeout_ms: int
+
+
+class Hold:
+    """One key, held. Made by ``client.hold``; use it once, with ``async with``.
+
+    Attributes:
+        namespace: Where the key lives.
+        key: What must not happen twice.
+        lost: Set once the lease is lost.
+        protected: False where the body runs although nobody could be asked (``on_unavailable="open"``).
+    """
+
+    def __init__(self, client: Holding, acquisition: Acquisition, options: HoldOptions) -> None:
+        self.namespace: str = acquisition.params["namespace"]
+        self.key: str = acquisition.params["key"]
+        self.protected = True
+        self.lost = anyio.Event()
+        self._client = client
+        self._acquisition = acquisition
+        self.options = options
+        self._keeper: Keeper | None = None
+        self._reserved: Reserved | None = None
+        self._completed: Completed | None = None
+        self._outcome: Outcome | None = None
+        self._ending: Ending | None = None
+        self._operation_id: str | None = None
+        self._entered = False
+        self._effect_begun = False
+        self._earlier_ruled_out = False
+
+    # ---------------------------------------------------------------------------------------------------- for the body
+
+    @property
+    def completed(self) -> bool:
+        """Whether it was done before: then there is nothing to do but to read ``outcome``."""
+        return self._completed is not None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """What the operation answered: when it was done before, or as set here."""
+        return self._completed.outcome if self._completed is not None else self._outcome
+
+    @property
+    def takeover(self) -> bool:
+        """Whether an earlier attempt may already have had the effect. Not known where unprotected."""
+        return self._reserved is not None and self._reserved.takeover
+
+    @property
+    def operation_id(self) -> str:
+        """The name of the operation, the same for every attempt: give it to whoever has the effect.
+
+        Unprotected it is made here, since nobody could be asked.
+        """
+        assert self._operation_id is not None, "the hold is not entered"
+        return self._operation_id
+
+    @property
+    def token(self) -> int | None:
+        """The fencing token; None where there is none (done before, or unprotected)."""
+        return self._reserved.token if self._reserved is not None else None
+
+    @property
+    def attempt(self) -> int | None:
+        """The number of this attempt, from 1; None where it is not known."""
+        return self._reserved.attempt if self._reserved is not None else None
+
+    @property
+    def reserved(self) -> Reserved | None:
+        """The grant, as the server gave it."""
+        return self._reserved
+
+    @property
+    def effect_begun(self) -> bool:
+        """Whether ``begin_effect`` was called."""
+        return self._effect_begun
+
+    def begin_effect(self) -> None:
+        """From here on the effect may happen: what ends the body otherwise than well leaves the key in doubt.
+
+        Raises:
+            LeaseLost: The lease is lost: do not begin.
+            DuplicateError: It was done before: do not begin.
+        """
+        if self._completed is not None:
+            done = self._completed
+            raise DuplicateError(
+                Code.DUPLICATE,
+                "the operation of this key was done before",
+                operation_id=done.operation_id,
+                committed_at=done.committed_at,
+                expires_at=done.expires_at,
+            )
+        self.check()
+        self._effect_begun = True
+
+    def check(self) -> None:
+        """Raise LeaseLost if the lease is lost."""
+        if self._keeper is not None and self._keeper.is_lost():
+            raise self._lease_lost(self._keeper)
+
+    def set_outcome(
+        self, *, status: int = 200, body: object = b"", headers: Sequence[tuple[str, str]] | None = None
+    ) -> None:
+        """What the operation answered: kept with the commit, given to every repeat.
+
+        Args:
+            status: 100 to 599.
+            body: Bytes as they are, text as UTF-8, anything else as JSON.
+            headers: Name and value pairs; for a body that is made JSON ``content-type`` is added where they are None.
+
+        Raises:
+            InvalidRequest: Status or headers are out of shape.
+            TypeError: The body has no JSON form.
+        """
+        self._outcome = outcome_from(status, body, headers)
+
+    def rule_out_earlier(self) -> None:
+        """No earlier attempt had the effect (somebody looked): what gives this attempt back may free the key."""
+        self._earlier_ruled_out = True
+
+    def give_back(self, reason: str | None = None) -> None:
+        """At the end of the body, commit nothing: it had no effect."""
+        self._ending = self._giving_back(reason)
+
+    def leave_in_doubt(self, reason: str | None = None) -> None:
+        """At the end of the body, commit nothing: nobody knows whether it had its effect."""
+        self._ending = LeaveInDoubt(reason)
+
+    # ------------------------------------------------------------------------------------------------------- beginning
+
+    async def __aenter__(self) -> Self:
+        if self._entered:
+            raise RuntimeError("a hold is entered once: ask the client for another")
+        self._client.check()
+        self._entered = True
+        self._scope = anyio.CancelScope()
+        try:
+            await self._acquire()
+        except Refused:
+            raise
+        except BaseException:
+            self._client._give_back(self._acquisition)
+            raise
+        # Nothing between the grant and here may be cancelled, or the grant would have no owner.
+        if self._keeper is not None:
+            self._client.start_task(self._keeper.run)
+        self._scope.__enter__()
+        return self
+
+    async def _acquire(self) -> None:
+        mode = self._mode()
+        try:
+            answer = await self._reserve(self._budget_ms(mode))
+        except OutOfService:
+            if mode is not OnUnavailable.OPEN:
+                raise
+            self.protected = False
+            self._operation_id = self._client.count_unprotected()
+            return
+        self._operation_id = answer.operation_id
+        if isinstance(answer, Completed):
+            self._completed = answer
+        else:
+            self._reserved = answer
+
+    def _mode(self) -> OnUnavailable:
+        """The caller's own setting, else the namespace's as last fetched, else closed (contract, section 10)."""
+        if self.options.on_unavailable is not None:
+            return self.options.on_unavailable
+        policy = self._client.known_policy(self.namespace)
+        return policy.on_unavailable if policy is not None else OnUnavailable.CLOSED
+
+    def _budget_ms(self, mode: OnUnavailable) -> int:
+        if mode is not OnUnavailable.OPEN:
+            return self.options.timeout_ms
+        if self.options.unavailable_after_ms is not None:
+            return self.options.unavailable_after_ms
+        policy = self._client.known_policy(self.namespace)
+        return policy.unavailable_after_ms if policy is not None else UNAVAILABLE_AFTER_MS_DEFAULT
+
+    async def _reserve(self, budget_ms: int) -> Reserved | Completed:
+        """Ask until the key is free or the waiting is over."""
+        clock = self._client.lease_clock
+        wait_ms = self.options.wait_ms
+        end_s = None if wait_ms is None else clock.now_s() + wait_ms / 1000
+        while True:
+            asked_s = clock.now_s()
+            left_ms = WAIT_MS_MAX if end_s is None else max(0, round((end_s - asked_s) * 1000))
+            try:
+                answer = await self._client._acquire(self._acquisition, min(left_ms, WAIT_MS_MAX), budget_ms)
+            except InFlightError as error:
+                now_s = clock.now_s()
+                if end_s is not None and now_s >= end_s:
+                    raise
+                pause_s = min(error.retry_after_ms, REPEAT_WAIT_MS) / 1000
+                await clock.sleep_until(now_s + pause_s if end_s is None else min(now_s + pause_s, end_s))
+                continue
+            if isinstance(answer, Reserved):
+                await self._trust(answer, asked_s)
+            return answer
+
+    async def _trust(self, granted: Reserved, asked_s: float) -> None:
+        """Keep the lease from here on. One that is no longer fresh is renewed before it is used."""
+        self._reserved = granted
+        claim = Claim(self.namespace, self.key, granted.token)
+        client = self._client
+        self._keeper = Keeper(claim, granted, asked_s, client.lease_clock, client.ask, self._on_lost)
+        self.lost = self._keeper.lost
+        await self._keeper.freshen(self.options.timeout_ms)
+        self.check()
+
+    def _on_lost(self) -> None:
+        if self.options.on_lost == "cancel":
+            self._scope.cancel()
+
+    def _lease_lost(self, keeper: Keeper) -> LeaseLost:
+        return LeaseLost(keeper.why, operation_id=self._operation_id, token=self.token, effect_begun=self._effect_begun)
+
+    # ---------------------------------------------------------------------------------------------------------- ending
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        rest, caught = self._leave_scope(kind, error, trace)
+        try:
+            if self._completed is not None:
+                pass
+            elif caught:
+                assert self._keeper is not None
+                lost = self._lease_lost(self._keeper)
+                doubt = LeaveInDoubt(reason_of(lost))
+                await self._settle_shortly(doubt if self._effect_begun else self._giving_back(doubt.reason))
+                raise lost
+            elif rest is not None:
+                await self._settle_shortly(self._after(rest), rest)
+            else:
+                await self._finish()
+        finally:
+            if self._keeper is not None:
+                self._keeper.stop()
+        if rest is not None and rest is not error:
+            raise rest
+        return False
+
+    def _leave_scope(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> tuple[BaseException | None, bool]:
+        """What the body raised, without the cancellation that came from a lost lease; and whether there was one."""
+        try:
+            caught = bool(self._scope.__exit__(kind, error, trace))
+        except BaseException as rest:  # A group of which the cancellation was only a part.
+            return rest, False
+        return (None, True) if caught and error is not None else (error, False)
+
+    def _after(self, error: BaseException) -> Ending:
+        """What becomes of the key when the body raised ``error``."""
+        if not self._effect_begun or is_all(error, self.options.not_executed):
+            return self._giving_back(reason_of(error))
+        return LeaveInDoubt(reason_of(error))
+
+    def _giving_back(self, reason: str | None) -> GiveBack:
+        return GiveBack(reason, keep_evidence=self.takeover and not self._earlier_ruled_out)
+
+    def _settlement(self, ending: Ending) -> Settlement:
+        settler = self._client._settling()
+        if self._reserved is not None:
+            return settler.end(Claim(self.namespace, self.key, self._reserved.token), ending)
+        # Unprotected: what did not happen need not be reported, but may have been reserved in the end.
+        if isinstance(ending, GiveBack):
+            return settler.give_back(self._acquisition)
+        return settler.report(self._acquisition, ending, self.operation_id)
+
+    async def _settle_shortly(self, ending: Ending, error: BaseException | None = None) -> None:
+        """Tell the server although everything around may be cancelled; what takes longer goes on in the background."""
+        if not self.protected and isinstance(ending, GiveBack) and not self._acquisition.flight.may_have_acted:
+            return
+        settlement = self._settlement(ending)
+        if self.protected:
+            await self._client.wait_shortly(settlement)
+            if settlement.error is not None and error is not None:
+                error.add_note(f"idemactor could not tell the server how this ended: {settlement.error}")
+
+    async def _finish(self) -> None:
+        """The body ended well: commit, or what it asked for instead."""
+        if self._ending is not None or not self.protected:
+            await self._settle_shortly(self._ending or Commit(self._outcome))
+            return
+        settlement = self._settlement(Commit(self._outcome))
+        try:
+            await self._client.wait_patiently(settlement, self.options.timeout_ms)
+        except BaseException:
+            # Cancelled just now: the body is through all the same, and that is told if a short time allows.
+            await self._client.wait_shortly(settlement)
+            raise
+        error = settlement.error
+        if settlement.done.is_set() and error is None:
+            return
+        if isinstance(error, Refused):
+            if not isinstance(error, StaleTokenError | UnknownKeyError):
+                # Refused for itself, it leaves an effect that nobody may repeat unasked.
+                await self._settle_shortly(LeaveInDoubt(f"the commit was refused: {reason_of(error)}"))
+            raise error
+        raise CommitUnacknowledged(operation_id=self._operation_id, token=self.token, outcome=self._outcome) from error

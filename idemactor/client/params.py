@@ -1,0 +1,110 @@
+"""What a caller gives to the members of a call (contract, 5 and 6)."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from idemactor import errors
+from idemactor.client.errors import InvalidRequest
+from idemactor.client.flight import Flight
+from idemactor.core.record import Outcome
+from idemactor.errors import Code
+from idemactor.wire.fields import Dialect
+from idemactor.wire.outcomes import OUTCOME
+
+REQUEST_ID_BYTES: Final = 18
+"""Random bytes of a request_id: as many as fill 24 characters."""
+
+_READ_OUTCOME: Final = OUTCOME.reader("outcome", Dialect.MSGPACK)
+"""The server's own rule: an outcome must not be found wanting when it is too late, at the commit."""
+
+
+def members(**given: object) -> dict[str, Any]:
+    """The members of a call: what was left out stays out."""
+    return {name: outcome_members(v) if isinstance(v, Outcome) else v for name, v in given.items() if v is not None}
+
+
+def outcome_members(outcome: Outcome) -> dict[str, Any]:
+    """An outcome as it is sent."""
+    found: dict[str, Any] = {"status": outcome.status}
+    if outcome.headers:
+        found["headers"] = [list(pair) for pair in outcome.headers]
+    if outcome.body:
+        found["body"] = outcome.body
+    return found
+
+
+def outcome_from(status: int, body: object, headers: Sequence[tuple[str, str]] | None) -> Outcome:
+    """An outcome that a commit will not be refused for.
+
+    Args:
+        status: 100 to 599.
+        body: Bytes as they are, text as UTF-8, anything else as JSON.
+        headers: Name and value pairs; None: what says that the body is JSON, where it was made so.
+
+    Raises:
+        InvalidRequest: The server would refuse it.
+        TypeError: The body has no JSON form.
+    """
+    try:
+        if isinstance(body, bytes | bytearray | memoryview):
+            data = bytes(body)
+        elif isinstance(body, str):
+            data = body.encode()
+        else:
+            data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+            headers = [("content-type", "application/json")] if headers is None else headers
+        pairs = [list(pair) for pair in headers or ()]
+        read: Outcome = _READ_OUTCOME({"status": status, "headers": pairs, "body": data})
+    except errors.InvalidRequest as error:
+        raise InvalidRequest(error.code, error.detail, field=error.field) from None
+    except UnicodeEncodeError:
+        raise InvalidRequest(
+            Code.INVALID_REQUEST, "an outcome's body holds a lone surrogate", field="outcome"
+        ) from None
+    return read
+
+
+def fresh_request_id() -> str:
+    """A name for one acquisition that nobody else has."""
+    return secrets.token_urlsafe(REQUEST_ID_BYTES)
+
+
+@dataclass(slots=True, eq=False)
+class Acquisition:
+    """One reserve or accept, with its request_id, however often it is sent.
+
+    Attributes:
+        params: What is asked, without the waiting.
+        own: Whether the request_id is the client's: then nobody else can take up what was granted to it.
+        flight: The latest sending.
+    """
+
+    method: str
+    params: dict[str, Any]
+    own: bool
+    flight: Flight = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.flight = self.sending()
+
+    def sending(self, wait_ms: int = 0) -> Flight:
+        """The call, to be sent now."""
+        waiting = {"wait_ms": wait_ms} if wait_ms else {}
+        before = getattr(self, "flight", None)
+        self.flight = Flight(self.method, self.params | waiting, waits_ms=wait_ms, kept=True)
+        self.flight.uncertain = before is not None and before.uncertain
+        return self.flight
+
+
+def acquisition(method: str, given: Mapping[str, Any]) -> Acquisition:
+    """The acquisition that ``given`` (from ``members``) asks for; a request_id is made where none is given."""
+    own = "request_id" not in given
+    params = dict(given)
+    if own:
+        params["request_id"] = fresh_request_id()
+    return Acquisition(method, params, own)

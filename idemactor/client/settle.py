@@ -1,0 +1,236 @@
+"""What has to reach the server though its caller has left, or cannot wait: in the background, for as long as it takes.
+
+A holder that was cancelled must not stay the holder. A commit whose answer did not come is sent again after its caller
+was told so. A reservation whose answer came too late is given back. All of these run in tasks of the client, which no
+caller's cancellation reaches; the caller waits for them as long as it likes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final, assert_never
+
+import anyio
+from anyio.abc import TaskGroup
+
+from idemactor.client.caller import Caller
+from idemactor.client.endings import LAPSE_MS, Claim, Commit, Ending, GiveBack, LeaveInDoubt
+from idemactor.client.errors import (
+    ClientClosed,
+    IdemactorClientError,
+    InDoubtError,
+    InFlightError,
+    MismatchError,
+    OutOfService,
+    Refused,
+    StaleTokenError,
+    TooLarge,
+    Unreachable,
+)
+from idemactor.client.flight import Flight
+from idemactor.client.params import Acquisition, members
+from idemactor.client.results import Completed, Reserved, Result, result_of
+from idemactor.core.record import Outcome
+
+GIVE_BACK_MS: Final = 300_000
+"""How long it is tried to give back what nobody took up. What did happen is told for as long as the client is open."""
+
+OPEN_MAX: Final = 10_000
+"""How much may be open at a time: an outage must not fill the memory. One more is given up at once."""
+
+_CLOSED: Final = "the client was closed before this was settled"
+
+_log = logging.getLogger("idemactor.client")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of telling the server about an operation that went on unprotected.
+
+    Attributes:
+        operation_id: The one that the caller used.
+        delivered: The server knows about it now.
+        possible_double: The server knew the key already, or of an attempt that never ended: somebody else may have had
+            the same effect.
+        found: What the server said, or why it could not be told.
+    """
+
+    namespace: str
+    key: str
+    operation_id: str
+    delivered: bool
+    possible_double: bool
+    found: Result | IdemactorClientError | None
+
+
+class Settlement:
+    """Something that is being settled; ``done`` is set once ``error`` or ``result`` says how it went."""
+
+    __slots__ = ("done", "error", "result")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.error: IdemactorClientError | None = None
+        self.result: Any = None
+
+
+class Settler:
+    """Settles in the background; ``tasks`` are the client's."""
+
+    def __init__(self, caller: Caller, tasks: TaskGroup, on_report: Callable[[Report], None] | None) -> None:
+        self._caller = caller
+        self._tasks = tasks
+        self._on_report = on_report
+        self._open: set[Settlement] = set()
+        self._closed = False
+
+    @property
+    def open(self) -> int:
+        """How much is not settled yet."""
+        return len(self._open)
+
+    def end(self, claim: Claim, ending: Ending) -> Settlement:
+        """End an attempt that is known by its token."""
+        limit_s = GIVE_BACK_MS / 1000 if isinstance(ending, GiveBack) else math.inf
+        return self._start(lambda: self._end(claim, ending), limit_s)
+
+    def give_back(self, acquisition: Acquisition) -> Settlement:
+        """End an attempt that nobody took up, if it was granted at all."""
+        return self._start(lambda: self._give_back(acquisition), GIVE_BACK_MS / 1000)
+
+    def report(self, acquisition: Acquisition, ending: Ending, operation_id: str) -> Settlement:
+        """Tell the server what was done while it did not answer.
+
+        The reserve is asked again under its first request_id, and what it grants is ended as the body ended. That is
+        better than an ``accept``: where the first question was carried out and only its answer was lost, the grant is
+        our own and no double. Whatever else the server knows of the key by now may be one.
+        """
+        reported = self._start(lambda: self._report(acquisition, ending, operation_id), math.inf)
+        if reported.error is not None:
+            params = acquisition.params
+            self._tell(Report(params["namespace"], params["key"], operation_id, False, False, reported.error))
+        return reported
+
+    async def drain(self, patience_ms: int) -> None:
+        """Wait for what is open, but not for long; what stays open then is lost, and said so."""
+        with anyio.move_on_after(patience_ms / 1000, shield=True):
+            while self._open:
+                await next(iter(self._open)).done.wait()
+        self._closed = True
+        if self._open:
+            _log.warning("closed with %d operations not settled: their leases will run out", len(self._open))
+
+    def _start(self, work: Callable[[], Awaitable[Any]], limit_s: float) -> Settlement:
+        settlement = Settlement()
+        if self._closed:
+            settlement.error = ClientClosed(_CLOSED)
+        elif len(self._open) >= OPEN_MAX:
+            settlement.error = Unreachable(f"{OPEN_MAX} operations are not settled yet")
+        if settlement.error is not None:
+            settlement.done.set()
+            return settlement
+        self._open.add(settlement)
+        self._tasks.start_soon(self._run, settlement, work, limit_s)
+        return settlement
+
+    async def _run(self, settlement: Settlement, work: Callable[[], Awaitable[Any]], limit_s: float) -> None:
+        error: IdemactorClientError | None = ClientClosed(_CLOSED)
+        try:
+            with anyio.move_on_after(limit_s) as scope:
+                settlement.result = await work()
+                error = None
+            if scope.cancelled_caught:
+                error = Unreachable(f"not settled within {limit_s:.0f} s")
+        except IdemactorClientError as refusal:
+            error = refusal
+        except Exception as mistake:  # A mistake in here must not end the client with all its holders.
+            _log.exception("could not settle an operation")
+            error = IdemactorClientError(f"could not settle: {mistake!r}")
+        finally:
+            settlement.error = error
+            self._open.discard(settlement)
+            settlement.done.set()
+
+    # --------------------------------------------------------------------------------------------------------- the work
+
+    async def _ask(self, method: str, **given: object) -> Result:
+        return result_of(method, await self._caller.ask(Flight(method, members(**given)), None))
+
+    async def _end(self, claim: Claim, ending: Ending) -> Result:
+        where = {"namespace": claim.namespace, "key": claim.key, "token": claim.token}
+        match ending:
+            case Commit():
+                return await self._commit(where, ending)
+            case GiveBack(keep_evidence=True):
+                return await self._ask("extend", **where, lease_ms=LAPSE_MS)
+            case GiveBack():
+                return await self._ask("release", **where, reason=ending.reason)
+            case LeaveInDoubt():
+                return await self._ask("doubt", **where, reason=ending.reason)
+            case _:
+                assert_never(ending)
+
+    async def _commit(self, where: dict[str, Any], commit: Commit) -> Result:
+        try:
+            return await self._ask("commit", **where, outcome=commit.outcome)
+        except TooLarge:
+            # A commit never fails because of its outcome: what blocks the key is worth more than what it answers.
+            bare = Outcome(commit.outcome.status) if commit.outcome is not None else None
+            return await self._ask("commit", **where, outcome=bare)
+
+    async def _give_back(self, acquisition: Acquisition) -> Result | None:
+        try:
+            reserved = await self._take_up(acquisition)
+        except Refused:
+            return None  # Not granted: nothing to give back.
+        if not isinstance(reserved, Reserved):
+            return None
+        reason = "the caller left before it was answered"
+        claim = Claim(acquisition.params["namespace"], acquisition.params["key"], reserved.token)
+        return await self._end(claim, GiveBack(reason, keep_evidence=reserved.takeover))
+
+    async def _take_up(self, acquisition: Acquisition) -> Result:
+        """What was answered to an acquisition whose caller is gone; a repeat gets the first answer."""
+        answer = await self._caller.channel.adopt(acquisition.flight)
+        if answer is not None and not isinstance(answer.error, OutOfService):
+            if answer.error is not None:
+                raise answer.error
+            return result_of(acquisition.method, answer.result)
+        return result_of(acquisition.method, await self._caller.ask(acquisition.sending(), None))
+
+    async def _report(self, acquisition: Acquisition, ending: Ending, operation_id: str) -> Report:
+        namespace, key = acquisition.params["namespace"], acquisition.params["key"]
+
+        def told(found: Result | IdemactorClientError, *, delivered: bool, double: bool) -> Report:
+            return Report(namespace, key, operation_id, delivered, double, found)
+
+        try:
+            found = await self._take_up(acquisition)
+            if isinstance(found, Reserved):
+                await self._end(Claim(namespace, key, found.token), ending)
+            double = isinstance(found, Completed) or (isinstance(found, Reserved) and found.takeover)
+            report = told(found, delivered=True, double=double)
+        except (InFlightError, InDoubtError, MismatchError, StaleTokenError) as error:
+            report = told(error, delivered=True, double=True)
+        except IdemactorClientError as error:
+            report = told(error, delivered=False, double=False)
+        except BaseException:
+            self._tell(told(ClientClosed(_CLOSED), delivered=False, double=False))
+            raise
+        self._tell(report)
+        return report
+
+    def _tell(self, report: Report) -> None:
+        what = f"{report.namespace}: {report.operation_id} went on unprotected"
+        if report.possible_double:
+            _log.warning("%s, and may be a double", what)
+        elif not report.delivered:
+            _log.warning("%s, and the server could not be told: %s", what, report.found)
+        try:
+            if self._on_report is not None:
+                self._on_report(report)
+        except Exception:
+            _log.exception("on_report failed")

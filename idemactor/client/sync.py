@@ -1,0 +1,370 @@
+"""The same client for programs without an event loop: scripts, Django, Celery. One core, and this is its second shell.
+
+    with Client("127.0.0.1:8788") as client:
+        with client.hold("trade", key, payload=order) as hold:
+            ...
+
+Every method is the async one, called in a thread of the client's own that runs an event loop; the signatures are taken
+from there. Any number of threads may use one client. It opens at its first use, so that it may stand in a module; in a
+forked child it opens anew, with a connection of its own.
+
+A thread cannot be cancelled, so that a lost lease only tells the body: see ``hold.lost.is_set()`` and ``hold.check()``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, cast
+
+import anyio
+from anyio.from_thread import BlockingPortal
+
+from idemactor.client import client as aio
+from idemactor.client.errors import ClientClosed
+from idemactor.client.hold import Hold
+from idemactor.client.once import HELD, HoldArguments, Once, from_json, to_json
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+BACKEND: Final = "trio"
+"""Which event loop runs in the client's thread: the one that can also run shards."""
+
+
+def _constructing(
+    of: Callable[P, aio.Client],
+) -> Callable[[Callable[[Client, Callable[[], aio.Client]], None]], Callable[Concatenate[Client, P], None]]:
+    """Give ``__init__`` the signature of ``of``; what it is handed makes the async client."""
+
+    def decorate(
+        inside: Callable[[Client, Callable[[], aio.Client]], None],
+    ) -> Callable[Concatenate[Client, P], None]:
+        @functools.wraps(aio.Client.__init__)
+        def init(self: Client, /, *arguments: P.args, **named: P.kwargs) -> None:
+            inside(self, lambda: of(*arguments, **named))
+
+        return init
+
+    return decorate
+
+
+def _making(of: Callable[P, aio.Client]) -> Callable[P, Client]:
+    """A client that is made by ``of``."""
+
+    @functools.wraps(of)
+    def make(*arguments: P.args, **named: P.kwargs) -> Client:
+        client = Client.__new__(Client)
+        client._set_up(lambda: of(*arguments, **named))
+        return client
+
+    return make
+
+
+def _blocking(
+    method: Callable[Concatenate[aio.Client, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Client, P], R]:
+    """The method for threads that an async method makes."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *arguments: P.args, **named: P.kwargs) -> R:
+        return self._call(lambda client: method(client, *arguments, **named))
+
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[aio.Client, P], AsyncGenerator[T, None]],
+) -> Callable[Concatenate[Client, P], Iterator[T]]:
+    """The iterator for threads that an async iterator makes."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *arguments: P.args, **named: P.kwargs) -> Iterator[T]:
+        found = method(self._opened()[1], *arguments, **named)
+        end = object()
+        try:
+            while (item := self._call(lambda _: _next(found, end))) is not end:
+                yield cast("T", item)
+        finally:
+            self._call(lambda _: found.aclose())
+
+    return call
+
+
+async def _next(items: AsyncIterator[T], end: object) -> T | object:
+    return await anext(items, end)
+
+
+def _holding(
+    method: Callable[Concatenate[aio.Client, P], Hold],
+) -> Callable[Concatenate[Client, P], AbstractContextManager[Hold]]:
+    """The context manager for threads that ``hold`` makes."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *arguments: P.args, **named: P.kwargs) -> AbstractContextManager[Hold]:
+        return _Held(self, lambda client: method(client, *arguments, **named))
+
+    return call
+
+
+class Decorator(Protocol):
+    """Takes a function and gives one with the same signature."""
+
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]:
+        """The function that is done once."""
+
+
+class Client:
+    """A client of one server, for threads. The arguments and methods are those of ``idemactor.client.Client``."""
+
+    @_constructing(aio.Client)
+    def __init__(self, make: Callable[[], aio.Client]) -> None:
+        make()  # A mistake in the arguments shows here, not at the first use.
+        self._set_up(make)
+
+    def _set_up(self, make: Callable[[], aio.Client]) -> None:
+        self._make = make
+        self._forget()
+        _CLIENTS.add(self)
+
+    embedded = staticmethod(_making(aio.Client.embedded))
+    in_memory = staticmethod(_making(aio.Client.in_memory))
+
+    reserve = _blocking(aio.Client.reserve)
+    accept = _blocking(aio.Client.accept)
+    commit = _blocking(aio.Client.commit)
+    release = _blocking(aio.Client.release)
+    extend = _blocking(aio.Client.extend)
+    doubt = _blocking(aio.Client.doubt)
+    get = _blocking(aio.Client.get)
+    resolve = _blocking(aio.Client.resolve)
+    forget = _blocking(aio.Client.forget)
+    acknowledge = _blocking(aio.Client.acknowledge)
+    policy = _blocking(aio.Client.policy)
+    ping = _blocking(aio.Client.ping)
+    batch = _blocking(aio.Client.batch)
+    records = _iterating(aio.Client.records)
+    incidents = _iterating(aio.Client.incidents)
+    hold = _holding(aio.Client.hold)
+
+    def once(
+        self,
+        namespace: str,
+        *,
+        key: Callable[..., str] | None = None,
+        encode: Callable[[Any], bytes] = to_json,
+        decode: Callable[[bytes], Any] = from_json,
+        **hold: Unpack[HoldArguments],
+    ) -> Decorator:
+        """Make a function run once for each key; the arguments are those of ``idemactor.client.Client.once``."""
+
+        def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            plan = Once(function, key, encode, decode)
+
+            @functools.wraps(function)
+            def call(*arguments: P.args, **named: P.kwargs) -> R:
+                with self.hold(namespace, plan.key_of(arguments, named), **hold) as held:
+                    if held.completed:
+                        return cast("R", plan.repeat(held.outcome))
+                    held.begin_effect()
+                    mark = HELD.set(held)
+                    try:
+                        result = function(*arguments, **named)
+                    finally:
+                        HELD.reset(mark)
+                    plan.keep(held, result)
+                return result
+
+            return call
+
+        return decorate
+
+    @property
+    def unprotected(self) -> int:
+        """How many holds went on although nobody could be asked."""
+        return self._opened()[1].unprotected
+
+    @property
+    def clock(self) -> SyncClock:
+        """The time of ``Client.in_memory()``, see ``idemactor.client.Client.clock``."""
+        return SyncClock(self)
+
+    # ---------------------------------------------------------------------------------------------- opening and closing
+
+    def __enter__(self) -> Self:
+        self._opened()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection and the thread. A later use opens the client again."""
+        with self._lock:
+            thread, portal = self._thread, self._portal
+            self._forget_all_but_the_lock()
+        if thread is not None and portal is not None:
+            portal.start_task_soon(portal.stop, True)
+            thread.join()
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._forget_all_but_the_lock()
+
+    def _forget_all_but_the_lock(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._portal: BlockingPortal | None = None
+        self._client: aio.Client | None = None
+
+    def _opened(self) -> tuple[BlockingPortal, aio.Client]:
+        portal, client = self._portal, self._client
+        if portal is None or client is None:
+            with self._lock:
+                if self._portal is None or self._client is None:
+                    self._open()
+                portal, client = self._portal, self._client
+        assert portal is not None
+        assert client is not None
+        return portal, client
+
+    def _open(self) -> None:
+        ready: Future[tuple[BlockingPortal, aio.Client]] = Future()
+        thread = threading.Thread(
+            target=anyio.run,
+            args=(_serve, self._make, ready),
+            kwargs={"backend": BACKEND},
+            name="idemactor",
+            daemon=True,
+        )
+        thread.start()
+        self._portal, self._client = ready.result()
+        self._thread = thread
+
+    def _call(self, method: Callable[[aio.Client], Coroutine[Any, Any, R]]) -> R:
+        portal, client = self._opened()
+        future = portal.start_task_soon(method, client)
+        try:
+            return future.result()  # type: ignore[no-any-return]
+        except BaseException:
+            # Ctrl-C comes here, not there: what nobody waits for any more is cancelled, and so given back.
+            future.cancel()
+            raise
+
+
+class SyncClock:
+    """The clock of a client in memory, moved from a thread."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def advance(self, ms: int) -> None:
+        """Go on by ``ms`` milliseconds, in one step."""
+
+        async def advance(client: aio.Client) -> None:
+            client.clock.advance(ms)
+
+        self._client._call(advance)
+
+    def now_s(self) -> float:
+        """Seconds since the clock was made."""
+        return self._client._opened()[1].clock.now_s()
+
+
+async def _serve(make: Callable[[], aio.Client], ready: Future[tuple[BlockingPortal, aio.Client]]) -> None:
+    """The thread's event loop: the client is open until its portal is stopped."""
+    try:
+        async with make() as client, BlockingPortal() as portal:
+            ready.set_result((portal, client))
+            await portal.sleep_until_stopped()
+    except BaseException as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)
+
+
+class _Held:
+    """A hold that is entered and left from a thread; in the loop both are done by one task."""
+
+    def __init__(self, client: Client, make: Callable[[aio.Client], Hold]) -> None:
+        self._client = client
+        self._make = make
+        self._entered: Future[Hold] = Future()
+        self._left: anyio.Event | None = None
+        self._how: tuple[type[BaseException] | None, BaseException | None, TracebackType | None] = (None, None, None)
+
+    def __enter__(self) -> Hold:
+        portal, client = self._client._opened()
+        self._portal = portal
+        self._task = portal.start_task_soon(self._run, client)
+        try:
+            return self._entered.result()
+        except BaseException:
+            self._task.cancel()
+            raise
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        self._how = (kind, error, trace)
+        assert self._left is not None
+        # A portal that is stopped takes no more, and has cancelled what it had.
+        with contextlib.suppress(RuntimeError):
+            self._portal.start_task_soon(self._leave)
+        try:
+            return self._task.result()
+        except CancelledError as stopped:
+            raise ClientClosed("the client was closed before its hold was left") from stopped
+
+    async def _leave(self) -> None:
+        assert self._left is not None
+        self._left.set()
+
+    async def _run(self, client: aio.Client) -> bool:
+        self._left = anyio.Event()
+        try:
+            hold = self._make(client)
+            hold.options = replace(hold.options, on_lost="tell")
+            await hold.__aenter__()
+        except BaseException as error:
+            self._entered.set_exception(error)
+            raise
+        self._entered.set_result(hold)
+        try:
+            await self._left.wait()
+        except BaseException as error:  # The thread was interrupted before it had its hold, or the client closes.
+            await hold.__aexit__(type(error), error, error.__traceback__)
+            raise
+        return await hold.__aexit__(*self._how)
+
+
+# ------------------------------------------------------------------------------------------------------ exit and fork
+
+_CLIENTS: Final[weakref.WeakSet[Client]] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    for client in list(_CLIENTS):
+        client.close()
+
+
+def _forget_all() -> None:
+    """In a forked child the parent's thread is not there, and its connection is not the child's: open anew."""
+    for client in list(_CLIENTS):
+        client._forget()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,0 +1,305 @@
+"""One connection of the hot calls over HTTP: read by a lane, decided by the shards, answered by whoever delivers.
+
+Requests are taken one after the other, each when the one before is answered. What is not whole and in the usual shape
+is not refused here: the connection is given up to a complete implementation, unread bytes included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import trio
+
+from idemactor.core.commands import Command
+from idemactor.errors import InvalidRequest, RequestError
+from idemactor.server import operations
+from idemactor.server.context import ServerContext
+from idemactor.server.http_answers import Told, answered, refused, told
+from idemactor.server.http_bytes import response
+from idemactor.server.http_request import key_of, members_of
+from idemactor.server.lane import Lane
+from idemactor.server.outbox import Outbox
+from idemactor.server.parting import part
+from idemactor.server.sinks import Replies
+from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.wire.http_head import END, HEAD_BYTES_MAX, Head, Heads
+from idemactor.wire.requests import Dialect, command_from
+
+DOOR: Final = "http"
+
+_MS_PER_S: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class FastLimits:
+    """The bounds of a connection that has not been handed over; times in milliseconds.
+
+    Attributes:
+        idle_ms: How long it may wait between two requests; it may be as much again before that is noticed.
+        whole_ms: From the first bytes of a request to its last; a slower one is handed over, to other deadlines.
+        write_ms: The time for a client to take a piece of its answers; then it is closed.
+        linger_ms: How long a connection that is closed from here is read on, so that closing destroys no answer.
+        unread_bytes_max: What may wait of requests that were sent before the answer to an earlier one; with more,
+            reading stops. What one read brought may overshoot it.
+        unsent_bytes_max: What may wait of answers that the client does not read; with more, no request is taken.
+    """
+
+    idle_ms: int = 75_000
+    whole_ms: int = 1_000
+    write_ms: int = 10_000
+    linger_ms: int = 1_000
+    unread_bytes_max: int = 65_536
+    unsent_bytes_max: int = 262_144
+
+
+class _Tag(NamedTuple):
+    """What the answer to a single call needs to become a response."""
+
+    command: Command
+    is_operator: bool
+
+
+class FastConnection:
+    """One connection, and the ``Sink`` of its single calls. Whoever calls ``run`` closes the stream in the end.
+
+    Attributes:
+        closed: Set once the client was seen to leave: no call of its that waits is granted any more.
+    """
+
+    def __init__(
+        self, context: ServerContext, limits: FastLimits, lane: Lane, heads: Heads, stream: trio.SocketStream
+    ) -> None:
+        self.closed = False
+        self._context = context
+        self._limits = limits
+        self._lane = lane
+        self._heads = heads
+        self._stream = stream
+        self._fd = stream.socket.fileno()
+        self._outbox = Outbox(stream, limits.write_ms, self._stir)
+        self._unread = bytearray()
+        self._busy = False
+        self._advancing = False
+        self._paused = False
+        self._over = False
+        self._handed_over = False
+        self._draining = False
+        self._used_at = trio.current_time()
+        self._whole_by = math.inf
+        self._news = trio.Event()
+
+    # --------------------------------------------------------------------------------------------- from first to last
+
+    async def run(self) -> bytes | None:
+        """Serve the connection; returns what is unread where somebody else has to go on with it, None at its end."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._outbox.run)
+            self._lane.watch(self._fd, self)
+            try:
+                await self._watch_the_clock()
+                self._lane.leave(self._fd)
+                await self._until_sent()
+            finally:
+                self._lane.leave(self._fd)
+                # From here on nobody may write: the descriptor's number will soon be another connection's.
+                self.closed = True
+                all_sent = self._outbox.close()
+            # An answer that was cut short is no beginning for anybody else's.
+            goes_on = self._handed_over and all_sent and not self._draining
+            if not goes_on:
+                with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await part(self._stream, self._limits.linger_ms, broken=not all_sent)
+            nursery.cancel_scope.cancel()
+        if self._outbox.too_slow:
+            self._context.observer.connection_failed(DOOR, trio.TooSlowError("an answer was not read in time"))
+        return bytes(self._unread) if goes_on else None
+
+    async def _watch_the_clock(self) -> None:
+        """Sleep until there is something to do that the lane does not do."""
+        idle_s = self._limits.idle_ms / _MS_PER_S
+        while not self._over:
+            self._news = trio.Event()
+            with trio.move_on_at(min(self._whole_by, trio.current_time() + idle_s)):
+                await self._news.wait()
+            now = trio.current_time()
+            if now >= self._whole_by:
+                self._hand_over()
+            elif not self._busy and not self._unread and now >= self._used_at + idle_s:
+                self._over = True
+
+    async def _until_sent(self) -> None:
+        """What is in flight is answered before the end; a client that was seen to leave may wait for nothing longer."""
+        limit_ms = self._limits.linger_ms if self.closed else self._limits.write_ms
+        # One that goes on elsewhere has all its answers first, and only each piece of them its time.
+        with trio.move_on_after(math.inf if self._handed_over else limit_ms / _MS_PER_S):
+            while (self._busy or self._outbox.waiting_bytes) and not self._outbox.broken:
+                self._news = trio.Event()
+                await self._news.wait()
+
+    def drain(self) -> None:
+        """Answer what is in flight, then close."""
+        self._draining = True
+        if not self._busy:
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._news.set()
+
+    def _hand_over(self) -> None:
+        """Let the complete implementation go on from the first byte that is not answered yet."""
+        self._handed_over = True
+        self._lane.leave(self._fd)
+        self._end()
+
+    def _fail(self, error: Exception) -> None:
+        """Close the connection: there is a bug in how one of its requests is handled."""
+        self._context.observer.connection_failed(DOOR, error)
+        self._outbox.give_up()
+
+    def _stir(self) -> None:
+        """The client took some of its answers, or is gone."""
+        if self._outbox.broken:
+            self.closed = True
+            self._over = True
+        self._go_on()
+
+    # --------------------------------------------------------------------------------------------------- requests come
+
+    def received(self, data: bytes) -> None:
+        """Something came over the lane."""
+        self._unread += data
+        if not self._busy:
+            self._advance()
+        if len(self._unread) > self._limits.unread_bytes_max and not self._may_take and not self._over:
+            self._paused = True
+            self._lane.pause(self._fd)
+
+    def ended(self) -> None:
+        """Nothing more will come over the lane: half-closing counts as hanging up, as behind us.
+
+        What was read whole is carried out all the same.
+        """
+        self.closed = True
+        self._paused = False
+        if self._unread:
+            self._advance()
+        else:
+            self._end()
+
+    @property
+    def _may_take(self) -> bool:
+        return not self._busy and self._outbox.waiting_bytes <= self._limits.unsent_bytes_max
+
+    def _go_on(self) -> None:
+        """Something was answered, or sent: take what had to wait for that."""
+        if self._over:
+            self._news.set()
+            return
+        if self._paused and self._may_take:
+            self._paused = False
+            self._lane.resume(self._fd)
+        if self._unread or self._draining or self.closed:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Take requests as long as they are whole and the one before is answered."""
+        if self._advancing:
+            return
+        self._advancing = True
+        try:
+            while self._unread and self._may_take and not self._over:
+                if self._draining or not self._take():
+                    break
+        except Exception as error:  # Whoever calls, the lane or a shard, has other connections.
+            self._fail(error)
+        self._advancing = False
+        if (self._draining or self.closed) and self._may_take:
+            self._end()
+
+    def _take(self) -> bool:
+        """Take one request; False where it is not whole, or not ours."""
+        unread = self._unread
+        end = unread.find(END, 0, HEAD_BYTES_MAX + len(END))
+        if end < 0:
+            return self._wait_for_the_rest() if len(unread) <= HEAD_BYTES_MAX else self._not_ours()
+        start = end + len(END)
+        head = self._heads.parse(bytes(unread[:start]))
+        if head is None:
+            return self._not_ours()
+        stop = start + head.length
+        if len(unread) < stop:
+            return self._wait_for_the_rest()
+        body = bytes(unread[start:stop])
+        del unread[:stop]
+        self._whole_by = math.inf
+        self._busy = True
+        self._serve(head, body)
+        return True
+
+    def _wait_for_the_rest(self) -> bool:
+        if self._whole_by == math.inf:
+            self._whole_by = trio.current_time() + self._limits.whole_ms / _MS_PER_S
+            self._news.set()
+        return False
+
+    def _not_ours(self) -> bool:
+        self._hand_over()
+        return False
+
+    def _serve(self, head: Head, body: bytes) -> None:
+        try:
+            principal = self._context.authenticator.from_header(head.authorization)
+            if head.op == "batch":
+                self._batch(operations.Batch.read(self._context, principal, _batch_members(head, body), Dialect.JSON))
+                return
+            scope = self._context.authenticator.scope(principal, head.namespace, head.op)
+            members = members_of(body, has_type=True)
+            command = command_from(head.op, members, scope, Dialect.JSON, header_key=key_of(head.keys))
+        except RequestError as error:
+            self._context.observer.refused(DOOR, error.code)
+            self._respond(refused(error, head.path))
+            return
+        self._lane.route([Envelope(command, self, _Tag(command, scope.operator))])
+
+    def _batch(self, batch: operations.Batch) -> None:
+        for error in batch.errors:
+            self._context.observer.refused(DOOR, error.code)
+        commands = batch.commands
+        replies = Replies(len(commands), lambda: self._answer(lambda: told(batch.body(replies.answers))))
+        if commands:
+            self._lane.route(batch.envelopes(replies))
+        else:
+            self._respond(told(batch.body([])))
+
+    # --------------------------------------------------------------------------------------------------- answers leave
+
+    def deliver(self, answers: list[tuple[object, Answer]]) -> None:
+        """Take the answer to the call in hand."""
+        [(tag, answer)] = answers
+        assert isinstance(tag, _Tag)
+        self._answer(lambda: answered(answer, tag.command, is_operator=tag.is_operator))
+
+    def _answer(self, make: Callable[[], Told]) -> None:
+        try:
+            answer = make()
+        except Exception as error:  # A sink never raises: the shard has other callers.
+            self._fail(error)
+        else:
+            self._respond(answer)
+
+    def _respond(self, answer: Told) -> None:
+        self._busy = False
+        self._used_at = trio.current_time()
+        self._outbox.put(response(answer, closing=self._draining))
+        self._go_on()
+
+
+def _batch_members(head: Head, body: bytes) -> dict[str, object]:
+    if head.keys:
+        raise InvalidRequest("a batch has no Idempotency-Key of its own", field="key")
+    return members_of(body, has_type=True)
