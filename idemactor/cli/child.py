@@ -19,6 +19,8 @@ import trio
 from idemactor.cli.exits import SIGNALLED
 
 READ_BYTES: Final = 65_536
+PIPE_BYTES_MAX: Final = 1_048_576
+"""What a pipe holds at most: no more than this can have been written by a command that has ended."""
 _PR_SET_PDEATHSIG: Final = 1
 """Linux: the signal that a process gets when the one that started it ends, prctl(2)."""
 
@@ -125,8 +127,10 @@ class Child:
         if pipe is None or tail is None:
             return
         os.set_blocking(pipe.fileno(), False)
+        left = PIPE_BYTES_MAX
         try:
-            while data := os.read(pipe.fileno(), READ_BYTES):
+            while left > 0 and (data := os.read(pipe.fileno(), min(left, READ_BYTES))):
+                left -= len(data)
                 tail.add(data)
                 if not await trio.to_thread.run_sync(_handed_on, data):
                     break

@@ -47,6 +47,7 @@ from idemactor.client.errors import (
 )
 from idemactor.client.hold import Hold
 from idemactor.client.once import current_hold
+from idemactor.client.order_ids import binance_client_order_id, bybit_order_link_id, client_order_id
 from idemactor.client.results import (
     Accepted,
     Acknowledged,
@@ -116,5 +117,8 @@ __all__ = [
     "UnknownNamespace",
     "Unreachable",
     "UnsettledError",
+    "binance_client_order_id",
+    "bybit_order_link_id",
+    "client_order_id",
     "current_hold",
 ]

@@ -220,6 +220,11 @@ async def test_much_output_is_passed_on_whole(client: Client, capfd: pytest.Capt
     assert outcome.headers == (("exit-status", "0"), ("output-bytes-dropped", "799900"))
 
 
+async def test_what_it_left_behind_may_write_for_ever(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
+    assert await run(client, shell("yes & sleep 0.1; exit 0", capture=True)) == 0
+    assert set(capfd.readouterr().out.split()) == {"y"}
+
+
 # ------------------------------------------------------------------------------------------------- leases and signals
 
 
