@@ -1,7 +1,7 @@
 """The operation id in the form that a downstream takes for its own name of an order. No I/O.
 
 An operation id is a UUID: 36 characters of ``0-9a-f`` and ``-``. Where a downstream takes those it gets them as they
-are, which whoever searches its logs will be glad of. Where a prefix has to fit in beside it, or the alphabet is another,
+are, and whoever searches its logs finds them. Where a prefix has to fit in beside it, or the alphabet is another,
 the 128 bits are written with the digits that there are, always at the same length. So no two operations get the same
 name, the same operation always gets the same one, and names sort as their operations began.
 """

@@ -25,7 +25,7 @@ _HEAD_BYTES_KEPT: Final = 2_048
 _REQUEST: Final = re.compile(
     rb"POST (/v1/(?:(batch)|([a-z][a-z0-9_-]{0,62})/(reserve|commit|release|extend|accept))) HTTP/1\.1"
 )
-# White space around the value is stripped afterwards: an expression that finds its ends tries each space again and again.
+# White space around the value is stripped afterwards: an expression that finds its ends tries each space many times.
 _FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\t]*)")
 _LENGTH: Final = re.compile(rb"[0-9]{1,7}")
 _JSON: Final = re.compile(rb"application/json[ \t]*(?:;.*)?", re.IGNORECASE)

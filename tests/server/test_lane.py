@@ -1,0 +1,301 @@
+"""The task that reads for all plain connections of a door, on real sockets that nothing else is read from."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import struct
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any, cast
+
+import pytest
+import trio
+import trio.testing
+
+from idemactor.server.lane import LOOK_EVENTS, READ_BYTES, Lane
+from idemactor.shard.mailbox import Envelope
+
+ENVELOPE = cast("Envelope", object())
+
+
+class Reader:
+    """Remembers what it was told."""
+
+    def __init__(self, lane: Lane, *, envelopes: int = 0) -> None:
+        self.got = b""
+        self.reads = 0
+        self.ends = 0
+        self._lane = lane
+        self._envelopes = envelopes
+
+    def received(self, data: bytes) -> None:
+        self.reads += 1
+        self.got += data
+        if self._envelopes:
+            self._lane.route([ENVELOPE] * self._envelopes)
+
+    def ended(self) -> None:
+        self.ends += 1
+
+
+class Rude(Reader):
+    """Has a bug."""
+
+    def received(self, data: bytes) -> None:
+        raise KeyError(data)
+
+
+@contextlib.contextmanager
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@contextlib.contextmanager
+def tcp_pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        theirs = socket.create_connection(listening.getsockname())
+        ours, _ = listening.accept()
+    ours.setblocking(False)
+    with ours, theirs:
+        yield ours, theirs
+
+
+@contextlib.asynccontextmanager
+async def reading(lane: Lane) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(lane.run)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def nowhere(_: Sequence[Envelope]) -> None:
+    raise AssertionError("nothing is routed here")
+
+
+async def settled() -> None:
+    await trio.testing.wait_all_tasks_blocked(0.001)
+
+
+async def test_what_one_look_brings_goes_to_the_shards_together() -> None:
+    routed: list[int] = []
+    lane = Lane(lambda envelopes: routed.append(len(envelopes)))
+    with contextlib.ExitStack() as stack:
+        pairs = [stack.enter_context(pair()) for _ in range(5)]
+        async with reading(lane):
+            for ours, theirs in pairs:
+                lane.watch(ours.fileno(), Reader(lane, envelopes=2))
+                theirs.send(b"x")
+            await settled()
+            assert routed == [10]
+            # Outside of a look nothing waits for one.
+            lane.route([ENVELOPE])
+            assert routed == [10, 1]
+
+
+async def test_the_end_is_told_once_and_after_everything_that_was_sent() -> None:
+    lane = Lane(nowhere)
+    with pair() as (ours, theirs):
+        reader = Reader(lane)
+        async with reading(lane):
+            theirs.sendall(b"x" * 100_000)
+            theirs.close()
+            lane.watch(ours.fileno(), reader)
+            await settled()
+            assert (len(reader.got), reader.ends) == (100_000, 1)
+            lane.leave(ours.fileno())
+
+
+async def test_a_reset_is_an_end() -> None:
+    lane = Lane(nowhere)
+    with tcp_pair() as (ours, theirs):
+        reader = Reader(lane)
+        lane.watch(ours.fileno(), reader)
+        async with reading(lane):
+            theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            await settled()
+            assert (reader.got, reader.ends) == (b"", 1)
+
+
+async def test_pause_and_resume() -> None:
+    lane = Lane(nowhere)
+    with pair() as (ours, theirs):
+        reader = Reader(lane)
+        async with reading(lane):
+            lane.watch(ours.fileno(), reader)
+            lane.pause(ours.fileno())
+            theirs.send(b"x")
+            await settled()
+            assert reader.got == b""
+            lane.resume(ours.fileno())
+            await settled()
+            assert reader.got == b"x"
+
+
+@pytest.mark.parametrize("pairs", [pair, tcp_pair])
+@pytest.mark.parametrize("reset", [False, True])
+async def test_a_paused_client_that_hangs_up_does_not_keep_the_lane_awake(pairs: Any, reset: bool) -> None:
+    lane = Lane(nowhere)
+    with pairs() as (ours, theirs):
+        reader = Reader(lane)
+        async with reading(lane):
+            lane.watch(ours.fileno(), reader)
+            lane.pause(ours.fileno())
+            theirs.send(b"x" * 1_000)
+            if reset:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            theirs.close()
+            # With a hang-up that is reported again and again there would always be a task to run.
+            with trio.fail_after(10):
+                await settled()
+            assert reader.reads <= 1
+            lane.resume(ours.fileno())
+            await settled()
+            assert reader.ends == 1
+
+
+async def test_who_left_is_never_read_and_late_words_harm_nobody() -> None:
+    lane = Lane(nowhere)
+    with pair() as (ours, theirs):
+        reader, fd = Reader(lane), ours.fileno()
+        async with reading(lane):
+            for _ in range(2):
+                lane.pause(fd)
+                lane.resume(fd)
+                lane.leave(fd)
+                lane.watch(fd, reader)
+                lane.leave(fd)
+            theirs.send(b"x")
+            await settled()
+            assert (reader.reads, reader.ends) == (0, 0)
+            assert ours.recv(10) == b"x"
+
+
+async def test_a_number_that_is_used_again_is_another_connection() -> None:
+    lane = Lane(nowhere)
+    async with reading(lane):
+        first, second = Reader(lane), Reader(lane)
+        with pair() as (ours, _):
+            number = ours.fileno()
+            lane.watch(number, first)
+            lane.leave(number)
+        with pair() as (ours, theirs):
+            assert ours.fileno() == number
+            lane.watch(number, second)
+            theirs.send(b"x")
+            await settled()
+            lane.leave(number)
+        assert (first.got, second.got) == (b"", b"x")
+
+
+async def test_a_bug_in_one_reader_ends_that_connection_alone(caplog: pytest.LogCaptureFixture) -> None:
+    routed: list[int] = []
+    lane = Lane(lambda envelopes: routed.append(len(envelopes)))
+    with pair() as (ours, theirs), pair() as (others, far):
+        rude, reader = Rude(lane), Reader(lane, envelopes=1)
+        async with reading(lane):
+            lane.watch(ours.fileno(), rude)
+            lane.watch(others.fileno(), reader)
+            theirs.send(b"x")
+            far.send(b"x")
+            await settled()
+            assert (rude.ends, reader.got, routed) == (1, b"x", [1])
+            theirs.send(b"x")
+            far.send(b"y")
+            await settled()
+            assert (rude.ends, reader.got, routed) == (1, b"xy", [1, 1])
+    assert "could not be handled" in caplog.text
+
+
+async def test_the_busiest_do_not_keep_others_from_being_read() -> None:
+    lane = Lane(nowhere)
+    with contextlib.ExitStack() as stack:
+        busy = [stack.enter_context(pair()) for _ in range(LOOK_EVENTS + 10)]
+        readers = [Reader(lane) for _ in busy]
+        for (ours, theirs), reader in zip(busy, readers, strict=True):
+            theirs.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    theirs.send(b"x" * READ_BYTES)
+            lane.watch(ours.fileno(), reader)
+        async with reading(lane):
+            while not all(reader.reads for reader in readers):
+                await trio.lowlevel.checkpoint()
+                assert max(reader.reads for reader in readers) <= 4
+
+
+async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    lane = Lane(nowhere)
+    now = 0.0
+    monkeypatch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
+    looks: list[int] = []
+
+    class Slow(Reader):
+        def received(self, data: bytes) -> None:
+            nonlocal now
+            super().received(data)
+            now += 0.001
+            looks[-1] += 1
+
+    async def count() -> None:
+        while True:
+            looks.append(0)
+            await trio.lowlevel.checkpoint()
+
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for _ in range(LOOK_EVENTS * 3):
+            ours, theirs = stack.enter_context(pair())
+            theirs.send(b"x")
+            readers.append(Slow(lane))
+            lane.watch(ours.fileno(), readers[-1])
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            async with reading(lane):
+                while not all(reader.reads for reader in readers):
+                    await trio.lowlevel.checkpoint()
+            nursery.cancel_scope.cancel()
+    # Between two turns of another task there may be two looks, but not all three.
+    assert max(looks) <= 2 * LOOK_EVENTS
+
+
+async def test_a_thousand_connections() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4_096)), hard))
+    routed: list[int] = []
+    lane = Lane(lambda envelopes: routed.append(len(envelopes)))
+    try:
+        with contextlib.ExitStack() as stack:
+            pairs = [stack.enter_context(pair()) for _ in range(1_000)]
+            readers = [Reader(lane, envelopes=1) for _ in pairs]
+            async with reading(lane):
+                for (ours, theirs), reader in zip(pairs, readers, strict=True):
+                    lane.watch(ours.fileno(), reader)
+                    theirs.send(b"x")
+                while not all(reader.reads for reader in readers):
+                    await trio.lowlevel.checkpoint()
+                assert sum(routed) == 1_000
+                for ours, theirs in pairs[::2]:
+                    lane.leave(ours.fileno())
+                    theirs.close()
+                for _, theirs in pairs[1::2]:
+                    theirs.close()
+                while sum(reader.ends for reader in readers) < 500:
+                    await trio.lowlevel.checkpoint()
+                assert all(reader.ends == number % 2 for number, reader in enumerate(readers))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_a_lane_that_is_over_harms_nobody() -> None:
+    lane = Lane(nowhere)
+    with pair() as (ours, _):
+        async with reading(lane):
+            lane.watch(ours.fileno(), Reader(lane))
+        lane.pause(ours.fileno())
+        lane.resume(ours.fileno())
+        lane.leave(ours.fileno())

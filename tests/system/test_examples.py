@@ -1,0 +1,426 @@
+"""What stands in ``examples/``, against a real server and an exchange that fills whatever it is sent."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import pytest
+
+from tests.system.process import Server, environment, eventually
+
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+PATIENCE_S: Final = 30.0
+LEASE_MS: Final = 800
+"""The lease of gateways that are killed."""
+GO_INSTALL_S: Final = 300.0
+
+_order_numbers = iter(range(1, 1_000_000))
+
+
+def unique(what: str) -> str:
+    """A symbol, or a key, that no other test has."""
+    return f"{what}{next(_order_numbers)}"
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """The examples' own exchange, in a process."""
+
+    url: str
+
+    def fills(self, symbol: str) -> int:
+        return int(httpx.get(f"{self.url}/fills").json().get(symbol, 0))
+
+    def fill(self, symbol: str, operation_id: str) -> None:
+        """What an attempt did that was never heard of again."""
+        order = {"symbol": symbol, "quantity": "1", "client_order_id": operation_id}
+        assert httpx.post(f"{self.url}/orders", json=order).status_code == 200
+
+
+@pytest.fixture(scope="module")
+def exchange() -> Iterator[Exchange]:
+    port = free_port()
+    with started([sys.executable, str(EXAMPLES / "fake_exchange.py"), f"127.0.0.1:{port}"], port, {}):
+        yield Exchange(f"http://127.0.0.1:{port}")
+
+
+@contextlib.contextmanager
+def started(command: Sequence[str], port: int, extra: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that listens at ``port``."""
+    with subprocess.Popen(command, env=environment(extra)) as process:
+        try:
+            eventually(lambda: listening(port) or process.poll() is not None, PATIENCE_S)
+            assert process.poll() is None, f"{command} ended with {process.returncode}"
+            yield process
+        finally:
+            process.kill()
+
+
+# ------------------------------------------------------------------------------------------------------- the gateway
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """The gateway, in a process."""
+
+    port: int
+    process: subprocess.Popen[bytes]
+
+    def send(self, order: Mapping[str, Any] | str, headers: Sequence[tuple[str, str]] = ()) -> httpx.Response:
+        body = order if isinstance(order, str) else json.dumps(order)
+        url = f"http://127.0.0.1:{self.port}/webhook"
+        return httpx.post(url, content=body, headers=list(headers), timeout=PATIENCE_S)
+
+
+@contextlib.contextmanager
+def gateway(server_rpc: str, exchange_url: str, **more: str) -> Iterator[Gateway]:
+    port = free_port()
+    told = {
+        "GATEWAY_BIND": f"127.0.0.1:{port}",
+        "EXCHANGE_URL": exchange_url,
+        "EXCHANGE_TIMEOUT_MS": "2000",
+        "IDEMACTOR_ADDRESS": server_rpc,
+    }
+    command = [sys.executable, str(EXAMPLES / "webhook_gateway" / "gateway.py")]
+    with started(command, port, told | more) as process:
+        yield Gateway(port, process)
+
+
+@pytest.fixture(scope="module")
+def running(server: Server, exchange: Exchange) -> Iterator[Gateway]:
+    with gateway(server.rpc, exchange.url) as found:
+        yield found
+        found.process.send_signal(signal.SIGTERM)
+        assert found.process.wait(PATIENCE_S) == 0
+
+
+def order(symbol: str, **more: Any) -> dict[str, Any]:
+    return {"symbol": symbol, "action": "LONG", "quantity": 0.001, **more}
+
+
+def test_the_first_outcome_for_every_resend(running: Gateway, exchange: Exchange) -> None:
+    symbol = unique("FIRST")
+    first = running.send(order(symbol, apiKey="one"))
+    assert first.status_code == 200
+    assert first.json()["success"] is True
+    assert first.headers["content-type"] == "application/json"
+    written = f'{{"quantity": 1e-3, "apiKey": "two", "symbol": "{symbol}", "action": "LONG"}}'
+    for again in (order(symbol, apiKey="one"), order(symbol), written):
+        answer = running.send(again)
+        assert (answer.status_code, answer.content) == (200, first.content)
+    assert exchange.fills(symbol) == 1
+    for other in (order(symbol, quantity=0.01), order(symbol, action="SHORT"), order(symbol, test=True)):
+        assert running.send(other).json()["order_id"] != first.json()["order_id"]
+    assert exchange.fills(symbol) == 4
+
+
+def test_many_at_once(running: Gateway, exchange: Exchange) -> None:
+    before = exchange.fills("SLOW")
+    sent = order("SLOW", idempotencyKey=unique("slow-"))
+    with ThreadPoolExecutor(20) as pool:
+        answers = list(pool.map(lambda _: running.send(sent), range(20)))
+    done = [answer for answer in answers if answer.status_code == 200]
+    others = [answer for answer in answers if answer.status_code != 200]
+    assert len(done) >= 1
+    assert others
+    for answer in others:
+        assert (answer.status_code, answer.json()["result"]) == (409, "in_flight")
+        assert 1 <= int(answer.headers["Retry-After"]) <= 5
+    assert {answer.content for answer in [*done, running.send(sent)]} == {done[0].content}
+    assert exchange.fills("SLOW") == before + 1
+
+
+def test_named_keys(running: Gateway, exchange: Exchange) -> None:
+    symbol, key = unique("NAMED"), unique("named-")
+    first = running.send(order(symbol), [("Idempotency-Key", f'"{key}"')])
+    assert first.status_code == 200
+    assert running.send(order(symbol), [("Idempotency-Key", key)]).content == first.content
+    assert running.send(order(symbol, idempotencyKey=key)).content == first.content
+    assert running.send(order(symbol, quantity=2), [("Idempotency-Key", key)]).status_code == 422
+    assert exchange.fills(symbol) == 1
+    twice = [("Idempotency-Key", key), ("Idempotency-Key", key)]
+    assert running.send(order(symbol), twice).status_code == 400
+    assert running.send(order(symbol, idempotencyKey="another"), [("Idempotency-Key", key)]).status_code == 400
+    assert exchange.fills(symbol) == 1
+
+
+@pytest.mark.parametrize(
+    "body", ["", "[]", "{", '{"symbol": "X", "action": "LONG"}', '{"symbol": " ", "action": "LONG", "quantity": 1}']
+)
+def test_what_is_no_order(running: Gateway, body: str) -> None:
+    answer = running.send(body)
+    assert (answer.status_code, answer.json()["result"]) == (400, "invalid")
+
+
+@pytest.mark.parametrize("symbol", ["REFUSED", "SOFT"])
+def test_a_refused_order_may_be_sent_again(running: Gateway, exchange: Exchange, symbol: str) -> None:
+    sent = order(symbol, idempotencyKey=unique("refused-"))
+    for _ in range(2):
+        answer = running.send(sent)
+        assert (answer.status_code, answer.json()["result"]) == (502, "refused")
+    assert exchange.fills(symbol) == 0
+
+
+@pytest.mark.parametrize(("symbol", "fills"), [("DOWN", 0), ("BROKEN", 1), ("CUT", 1), ("HANG", 1)])
+def test_an_unclear_order_is_not_sent_again(running: Gateway, exchange: Exchange, symbol: str, fills: int) -> None:
+    before = exchange.fills(symbol)
+    sent = order(symbol, idempotencyKey=unique("unclear-"))
+    answers = [running.send(sent) for _ in range(3)]
+    for answer in answers:
+        assert (answer.status_code, answer.json()["result"]) == (409, "in_doubt")
+        assert "idemactor resolve" in answer.json()["detail"]
+    assert len({answer.json()["operation_id"] for answer in answers}) == 1
+    assert exchange.fills(symbol) == before + fills
+
+
+def test_a_sender_that_hangs_up(running: Gateway, exchange: Exchange) -> None:
+    before = exchange.fills("SLOW")
+    sent = order("SLOW", idempotencyKey=unique("impatient-"))
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"http://127.0.0.1:{running.port}/webhook", json=sent, timeout=0.3)
+    eventually(lambda: running.send(sent).status_code == 200)
+    assert exchange.fills("SLOW") == before + 1
+
+
+def test_an_exchange_that_is_away(server: Server) -> None:
+    with gateway(server.rpc, f"http://127.0.0.1:{free_port()}") as lonely:
+        answer = lonely.send(order(unique("AWAY")))
+        assert (answer.status_code, answer.json()["result"]) == (502, "refused")
+
+
+def test_a_server_that_is_away(exchange: Exchange) -> None:
+    symbol = unique("ALONE")
+    with gateway(f"127.0.0.1:{free_port()}", exchange.url) as lonely:
+        answer = lonely.send(order(symbol))
+        assert (answer.status_code, answer.headers["Retry-After"]) == (503, "1")
+    assert exchange.fills(symbol) == 0
+
+
+def kill_in_the_middle(server: Server, exchange: Exchange, sent: Mapping[str, Any], **more: str) -> None:
+    """A gateway dies between the fill of a slow order and its commit."""
+    before = exchange.fills("SLOW")
+    with (
+        gateway(server.rpc, exchange.url, GATEWAY_LEASE_MS=str(LEASE_MS), **more) as doomed,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        answer = pool.submit(doomed.send, sent)
+        eventually(lambda: exchange.fills("SLOW") == before + 1)
+        doomed.process.kill()
+        with pytest.raises(httpx.TransportError):
+            answer.result()
+
+
+def test_a_gateway_that_is_killed(server: Server, exchange: Exchange, running: Gateway) -> None:
+    key = unique("killed-")
+    sent = order("SLOW", idempotencyKey=key)
+    kill_in_the_middle(server, exchange, sent)
+    fills = exchange.fills("SLOW")
+    eventually(lambda: running.send(sent).json()["result"] == "in_doubt")
+    with server.http_client() as client:
+        token = client.call("get", "trade", key=key).members["record"]["token"]
+    # What the answer tells its reader to do.
+    command = [sys.executable, "-m", "idemactor", "resolve", "--address", server.rpc, "--namespace", "trade"]
+    given = [key, str(token), "committed", "--status", "200", "--body", "filled, as the exchange says"]
+    subprocess.run([*command, *given], env=environment(), check=True, capture_output=True, timeout=PATIENCE_S)
+    answer = running.send(sent)
+    assert (answer.status_code, answer.text) == (200, "filled, as the exchange says")
+    assert exchange.fills("SLOW") == fills
+
+
+def test_a_takeover_asks_the_exchange_first(server: Server, exchange: Exchange) -> None:
+    sent = order("SLOW", idempotencyKey=unique("taken-over-"))
+    kill_in_the_middle(server, exchange, sent, IDEMACTOR_NAMESPACE="default")
+    fills = exchange.fills("SLOW")
+    with gateway(server.rpc, exchange.url, IDEMACTOR_NAMESPACE="default") as second:
+        eventually(lambda: second.send(sent).status_code == 200)
+    assert exchange.fills("SLOW") == fills
+
+
+def test_the_demo_runs_both(server: Server) -> None:
+    port = free_port()
+    told = {"GATEWAY_BIND": f"127.0.0.1:{port}", "IDEMACTOR_ADDRESS": server.rpc}
+    with started([sys.executable, str(EXAMPLES / "webhook_gateway" / "demo.py")], port, told) as demo:
+        symbol = unique("DEMO")
+        eventually(lambda: httpx.post(f"http://127.0.0.1:{port}/webhook", json=order(symbol)).status_code == 200)
+        fills = httpx.get("http://127.0.0.1:9100/fills").json()
+        assert fills[symbol] == 1
+        # As Ctrl-C does it: to the demo and to what it started. Its exchange goes with it.
+        os.kill(demo.pid, signal.SIGINT)
+        for child in children_of(demo.pid):
+            os.kill(child, signal.SIGINT)
+        assert demo.wait(PATIENCE_S) == 0
+    assert not listening(9100)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+# ----------------------------------------------------------------------------------------------- over plain HTTP
+
+
+@dataclass(frozen=True)
+class Program:
+    """One language's example; ``run`` gives its exit code and what it wrote to standard output."""
+
+    command: Sequence[str]
+    told: dict[str, str] = field(default_factory=dict)
+
+    def start(self, key: str, symbol: str, quantity: str = "1", **more: str) -> subprocess.Popen[str]:
+        told = environment(self.told | more)
+        command = [*self.command, key, symbol, quantity]
+        return subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run(self, key: str, symbol: str, quantity: str = "1", **more: str) -> tuple[int, str]:
+        with self.start(key, symbol, quantity, **more) as process:
+            said, complaint = process.communicate(timeout=PATIENCE_S)
+            print(complaint, file=sys.stderr)
+            return process.returncode, said
+
+
+@pytest.fixture(scope="module")
+def go_program(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The Go example, built."""
+    if shutil.which("go") is None:
+        install_go()
+    home = tmp_path_factory.mktemp("go")
+    built = subprocess.run(
+        ["go", "build", "-o", str(home / "order"), str(EXAMPLES / "http" / "order.go")],
+        env=environment({"GOCACHE": str(home / "cache"), "GOPATH": str(home / "path"), "GOFLAGS": "-modcacherw"}),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return str(home / "order")
+
+
+def install_go() -> None:
+    """Debian's Go, where we may."""
+    assert os.geteuid() == 0, "the Go example needs Go: install golang-go (apt-get install golang-go)"
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-qq", "--no-install-recommends", "golang-go"],
+    ):
+        told = environment({"DEBIAN_FRONTEND": "noninteractive"})
+        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=GO_INSTALL_S, check=False)
+        assert done.returncode == 0, f"the Go example needs Go, and {' '.join(command)} failed: {done.stderr}"
+    assert shutil.which("go") is not None, "golang-go was installed, but there is no go command"
+
+
+@pytest.fixture(scope="module", params=["shell", "node", "go"])
+def program(request: pytest.FixtureRequest, server: Server, exchange: Exchange) -> Program:
+    here = EXAMPLES / "http"
+    match request.param:
+        case "shell":
+            command = ["sh", str(here / "order.sh")]
+        case "node":
+            command = ["node", str(here / "order.mjs")]
+        case _:
+            command = [request.getfixturevalue("go_program")]
+    told = {"IDEMACTOR_URL": f"http://{server.http}", "EXCHANGE_URL": exchange.url, "EXCHANGE_TIMEOUT_S": "1.5"}
+    return Program(command, told)
+
+
+def test_done_once(program: Program, exchange: Exchange) -> None:
+    key, symbol = unique('a "quoted" \\ key '), unique("ONCE")
+    code, said = program.run(key, symbol)
+    assert code == 0
+    assert json.loads(said)["success"] is True
+    again, repeated = program.run(key, symbol)
+    assert again == 0
+    assert json.loads(said)["order_id"] in repeated
+    assert program.run(key, symbol, "2")[0] == 12
+    assert exchange.fills(symbol) == 1
+
+
+def test_three_at_once(program: Program, exchange: Exchange) -> None:
+    key, before = unique("three-"), exchange.fills("SLOW")
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda _: program.run(key, "SLOW", TRIES="20", EXCHANGE_TIMEOUT_S="10"), range(3)))
+    assert [code for code, _ in answers] == [0, 0, 0]
+    assert exchange.fills("SLOW") == before + 1
+
+
+@pytest.mark.parametrize("symbol", ["REFUSED", "SOFT"])
+def test_released(program: Program, exchange: Exchange, symbol: str) -> None:
+    key = unique("released-")
+    assert program.run(key, symbol)[0] == 30
+    assert program.run(key, symbol)[0] == 30
+    assert exchange.fills(symbol) == 0
+
+
+def test_released_where_nobody_listens(program: Program) -> None:
+    key, nobody = unique("nobody-"), f"http://127.0.0.1:{free_port()}"
+    assert program.run(key, "X", EXCHANGE_URL=nobody)[0] == 30
+    assert program.run(key, "X")[0] == 0
+
+
+@pytest.mark.parametrize(("symbol", "fills"), [("DOWN", 0), ("BROKEN", 1), ("CUT", 1), ("HANG", 1)])
+def test_in_doubt(program: Program, exchange: Exchange, symbol: str, fills: int) -> None:
+    key, before = unique("doubt-"), exchange.fills(symbol)
+    assert program.run(key, symbol)[0] == 11
+    assert program.run(key, symbol)[0] == 11
+    assert exchange.fills(symbol) == before + fills
+
+
+def test_in_flight(program: Program, server: Server, exchange: Exchange) -> None:
+    key, symbol = unique("flight-"), unique("FLIGHT")
+    with server.http_client() as client:
+        assert client.call("reserve", "trade", key=key).status == 201
+    assert program.run(key, symbol, TRIES="2")[0] == 10
+    assert exchange.fills(symbol) == 0
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_takeover(program: Program, server: Server, exchange: Exchange, filled: bool) -> None:
+    key, symbol = unique("takeover-"), unique("TAKEOVER")
+    with server.http_client() as client:
+        first = client.call("reserve", "default", key=key, lease_ms=1).members
+    if filled:
+        exchange.fill(symbol, first["operation_id"])
+    code, _ = program.run(key, symbol, IDEMACTOR_NAMESPACE="default")
+    assert code == 0
+    assert exchange.fills(symbol) == 1
+
+
+def test_the_server_is_restarted_in_the_middle(program: Program, exchange: Exchange, home: Path) -> None:
+    address, before = f"127.0.0.1:{free_port()}", exchange.fills("SLOW")
+    with Server(home, "[namespaces.trade]\n", http=(address,)) as own:
+        told = {"IDEMACTOR_URL": f"http://{address}", "EXCHANGE_TIMEOUT_S": "10"}
+        with program.start("restarted", "SLOW", **told) as process:
+            wait_for_fill(lambda: exchange.fills("SLOW") == before + 1)
+            own.restart()
+            process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        assert program.run("restarted", "SLOW", **told)[0] == 0
+    assert exchange.fills("SLOW") == before + 1
+
+
+def wait_for_fill(filled: Callable[[], bool]) -> None:
+    eventually(filled, every_s=0.05)
