@@ -13,21 +13,16 @@ import random
 import resource
 import signal
 import time
-from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Final
 
 import trio
 
-from idemactor.config import DoorSection, Durability, ServerConfig
-from idemactor.core import limits
+from idemactor.config import DoorSection, ServerConfig
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.core.ids import ENTROPY_BITS
-from idemactor.core.ledger import visible
-from idemactor.core.policy import Policy
-from idemactor.core.tally import TallyKey
-from idemactor.errors import StartError, StorageError
+from idemactor.errors import StartError
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -48,12 +43,9 @@ from idemactor.server.listeners import (
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.router import Router
-from idemactor.storage.base import Engine, Opened, RecordQuery
+from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
+from idemactor.storage.base import Opened
 from idemactor.storage.directory import DataDirectory
-from idemactor.storage.journal import Journal
-from idemactor.storage.journal_file import JournalFile
-from idemactor.storage.journaled import JournaledEngine
-from idemactor.storage.sqlite import SqliteEngine
 
 DRAIN_SECONDS_MAX: Final = 30.0
 """How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
@@ -63,9 +55,6 @@ DESCRIPTORS_KEPT: Final = 64
 
 DESCRIPTORS_PER_SHARD: Final = 5
 """A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
-
-UNCONFIGURED: Final = Policy()
-"""What counts for the remains of a namespace that is not in the configuration any more."""
 
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
@@ -87,7 +76,7 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
-        async with _opened(directory, config.server.durability) as engines:
+        async with open_engines(directory, config.server.durability.value) as engines:
             clock = _clock(config, [opened for _, opened in engines])
             await _check_namespaces(config, engines, clock.now_ms())
             router = Router(_shards(config, engines, clock, observer), observer)
@@ -147,37 +136,11 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 # ------------------------------------------------------------------------------------------------------------- storage
 
 
-@contextlib.asynccontextmanager
-async def _opened(directory: DataDirectory, durability: Durability) -> AsyncIterator[list[tuple[Engine, Opened]]]:
-    """Every shard's engine, open, with what it said; closed in the end, whoever had them meanwhile."""
-    journal = Journal(JournalFile(directory.journal_path, durability.value))
-    engines: list[tuple[Engine, Opened]] = []
-    try:
-        for shard in range(directory.shards):
-            path = directory.engine_path(shard)
-            # Whatever the durability: the journal lets go of what a shard's file has.
-            file = SqliteEngine(path, shard=shard, shards=directory.shards)
-            engine = JournaledEngine(shard, file, journal)
-            try:
-                engines.append((engine, await engine.open()))
-            except StorageError as error:
-                raise StartError(str(error)) from error
-        yield engines
-    finally:
-        with trio.CancelScope(shield=True):
-            for opened, _ in engines:
-                await opened.close()
-            await journal.close()
-
-
-def _shards(
-    config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], clock: Clock, observer: Observer
-) -> list[Shard]:
+def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
     census = Census()
     entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
-    # What is left of a namespace that left the configuration has ended, and has to be swept up by somebody.
-    policies = defaultdict(lambda: UNCONFIGURED, config.namespaces)
+    policies = with_remains(config.namespaces)
     return [
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened)
         for number, (engine, opened) in enumerate(engines)
@@ -199,41 +162,20 @@ def _clock(config: ServerConfig, opened: Sequence[Opened]) -> Clock:
     return Clock(start_ms, functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
 
-async def _check_namespaces(config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], now_ms: int) -> None:
+async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int) -> None:
     """A namespace that left the configuration while it has live records would leave them without a policy."""
-    held = {key for _, opened in engines for key, tally in opened.tallies.items() if tally.records > 0}
-    lost = sorted(
-        {namespace for tenant, namespace in held if await _is_lost(config, engines, tenant, namespace, now_ms)}
-    )
+    lost = await lost_namespaces(engines, config.namespaces, now_ms)
     if lost:
         tables = ", ".join(f"[namespaces.{namespace}]" for namespace in lost)
         raise StartError(
             f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has live records in"
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
-    _warn_of_what_is_out_of_reach(config, engines, held)
+    _warn_of_what_is_out_of_reach(config, engines)
 
 
-async def _is_lost(
-    config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], tenant: str, namespace: str, now_ms: int
-) -> bool:
-    """Whether a namespace is not in the configuration and has a record that time has not ended."""
-    if namespace in config.namespaces:
-        return False
-    for engine, _ in engines:
-        after_id = 0
-        while entries := await engine.list_records(
-            RecordQuery(tenant, namespace, now_ms), after_id, limits.LIST_LIMIT_MAX
-        ):
-            if any(visible(entry, UNCONFIGURED, now_ms) for entry in entries):
-                return True
-            after_id = entries[-1].id
-    return False
-
-
-def _warn_of_what_is_out_of_reach(
-    config: ServerConfig, engines: Sequence[tuple[Engine, Opened]], held: set[TallyKey]
-) -> None:
+def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> None:
+    held = {key for _, opened in engines for key, tally in opened.tallies.items() if tally.records > 0}
     orphaned = any(tenant == TENANT_DEFAULT for tenant, _ in held)
     if config.tokens and orphaned and all(token.tenant != TENANT_DEFAULT for token in config.tokens):
         detail = "there are keys of tenant 'default', and no token reaches them: they stay until they end"

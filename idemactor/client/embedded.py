@@ -37,6 +37,7 @@ from idemactor.shard import mailbox
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
+from idemactor.shard.start import with_remains
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.memory import MemoryEngine
 from idemactor.wire.answers import body_of
@@ -137,7 +138,7 @@ class Shards:
         if not trio.lowlevel.in_trio_run():
             raise RuntimeError("shards run on trio: embedded and in-memory clients need it")
         async with self._opening() as opened, trio.open_nursery() as nursery:
-            self._router = Router(_shards(opened, self._policies), NOBODY)
+            self._router = Router(_shards(opened, with_remains(self._policies)), NOBODY)
             await nursery.start(_run_to_the_end, self._router)
             if self._clock is not None:
                 self._clock.on_advance(self._wake)

@@ -1,0 +1,80 @@
+"""What comes before shards can run on a data directory: for a server, and for a program that runs its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Final, TypeAlias
+
+import trio
+
+from idemactor.core.ledger import visible
+from idemactor.core.limits import LIST_LIMIT_MAX
+from idemactor.core.policy import Policy
+from idemactor.errors import StartError, StorageError
+from idemactor.storage.base import Engine, Opened, RecordQuery
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.journal import Journal
+from idemactor.storage.journal_file import JournalFile
+from idemactor.storage.journaled import JournaledEngine
+from idemactor.storage.sqlite import SqliteEngine
+from idemactor.storage.sqlite_wal import Durability
+
+Engines: TypeAlias = Sequence[tuple[Engine, Opened]]
+"""Every shard's engine, open, and what it said."""
+
+UNCONFIGURED: Final = Policy()
+"""What counts for the remains of a namespace that has no settings any more."""
+
+
+@contextlib.asynccontextmanager
+async def open_engines(directory: DataDirectory, durability: Durability) -> AsyncIterator[Engines]:
+    """Open every shard behind the directory's journal; all are closed in the end, whoever had them meanwhile.
+
+    Raises:
+        StartError: One cannot be opened; the message says the way out.
+    """
+    journal = Journal(JournalFile(directory.journal_path, durability))
+    engines: list[tuple[Engine, Opened]] = []
+    try:
+        for shard in range(directory.shards):
+            # Whatever the durability, the file's own is full: the journal lets go of what a shard's file has.
+            file = SqliteEngine(directory.engine_path(shard), shard=shard, shards=directory.shards)
+            engine = JournaledEngine(shard, file, journal)
+            try:
+                engines.append((engine, await engine.open()))
+            except StorageError as error:
+                raise StartError(str(error)) from error
+        yield engines
+    finally:
+        with trio.CancelScope(shield=True):
+            for opened, _ in engines:
+                await opened.close()
+            await journal.close()
+
+
+def with_remains(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:
+    """The settings by namespace. What is left of one that has none has ended, and somebody has to sweep it up."""
+    return defaultdict(lambda: UNCONFIGURED, policies)
+
+
+async def lost_namespaces(engines: Engines, configured: Collection[str], now_ms: int) -> list[str]:
+    """The namespaces that have no settings and still have a record that time has not ended, in order."""
+    held = {key for _, opened in engines for key, tally in opened.tallies.items() if tally.records > 0}
+    lost = set()
+    for tenant, namespace in held:
+        if namespace not in configured and await _has_live_record(engines, tenant, namespace, now_ms):
+            lost.add(namespace)
+    return sorted(lost)
+
+
+async def _has_live_record(engines: Engines, tenant: str, namespace: str, now_ms: int) -> bool:
+    for engine, _ in engines:
+        after_id = 0
+        query = RecordQuery(tenant, namespace, now_ms)
+        while entries := await engine.list_records(query, after_id, LIST_LIMIT_MAX):
+            if any(visible(entry, UNCONFIGURED, now_ms) for entry in entries):
+                return True
+            after_id = entries[-1].id
+    return False
