@@ -39,7 +39,8 @@ from idemactor.core.replies import Unavailable
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard import lookups
-from idemactor.shard.alarms import ALARMS_REFILL, AlarmHeap
+from idemactor.shard.alarm_clock import AlarmClock
+from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
@@ -51,10 +52,6 @@ SWEEPS_MAX: Final = 128
 
 SWEEP_SECONDS_MAX: Final = 0.002
 """When a step of alarm work stops early: well under the 5 ms that it may hold a shard."""
-
-BACKOFF_MS_MIN: Final = 100
-BACKOFF_MS_MAX: Final = 30_000
-"""The bounds of the doubling back-off of alarms that fail and of shards that cannot be read."""
 
 EVICT_AFTER_MS_DEFAULT: Final = 300_000
 """How long a shard is idle before it leaves memory."""
@@ -78,23 +75,6 @@ class _BatchFailed(Exception):
 
 class _Fenced(Exception):
     """Somebody else owns the shard."""
-
-
-@dataclass(slots=True)
-class _Backoff:
-    """A doubling wait."""
-
-    wait_ms: int = BACKOFF_MS_MIN
-    until_ms: int = 0
-
-    def fail(self, now: int) -> int:
-        waits = self.wait_ms
-        self.until_ms = now + waits
-        self.wait_ms = min(waits * 2, BACKOFF_MS_MAX)
-        return waits
-
-    def reset(self) -> None:
-        self.wait_ms, self.until_ms = BACKOFF_MS_MIN, 0
 
 
 @dataclass(slots=True)
@@ -147,10 +127,8 @@ class Shard:
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
         self._ledger: Ledger[Envelope] | None = self._read(opened)
-        self._alarms = AlarmHeap()
-        self._alarms_stale = True
-        self._alarm_backoff = _Backoff()
-        self._reload_backoff = _Backoff()
+        self._alarms = AlarmClock(number, engine, observer)
+        self._reload_backoff = Backoff()
         self._spoilt = False
         self._fenced = False
         self._closing = False
@@ -214,9 +192,9 @@ class Shard:
 
     def _wake_times(self, now: int) -> list[int]:
         times: list[int] = []
-        alarm_at = now if self._alarms_stale and self._ledger else self._alarms.next_at()
+        alarm_at = self._alarms.next_at(now)
         if alarm_at is not None:
-            times.append(max(alarm_at, self._alarm_backoff.until_ms))
+            times.append(alarm_at)
         if self._ledger is not None:
             timeout_at = self._ledger.next_timeout
             if timeout_at is not None:
@@ -250,7 +228,7 @@ class Shard:
         identities = [e.command.identity for e in turn.envelopes if not isinstance(e.command, Query)]
         if ledger.waiting:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._closing else turn.now))
-        await self._take_due(turn)
+        turn.due = await self._alarms.take_due(turn.now, SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
         if turn.due:
             self._sweep(ledger, turn)
@@ -260,19 +238,6 @@ class Shard:
                 ledger.apply(envelope, command)
         if ledger.waiting:
             ledger.time_out(everyone=self._closing)
-
-    async def _take_due(self, turn: _Turn) -> None:
-        """The alarms of this turn; memory holds the nearest ones only and asks the disk for more."""
-        if self._alarm_backoff.until_ms > turn.now:
-            return
-        if self._alarms_stale or self._alarms.exhausted:
-            try:
-                self._alarms.refill(await self._engine.alarms(ALARMS_REFILL), ALARMS_REFILL)
-            except StorageError as error:
-                self._put_off_alarms(turn, error)
-                return
-            self._alarms_stale = False
-        turn.due = self._alarms.due(turn.now, SWEEPS_MAX)
 
     async def _load(
         self, ledger: Ledger[Envelope], identities: list[Identity], turn: _Turn
@@ -298,17 +263,14 @@ class Shard:
                 failed = error
             if done % 16 == 0 and time.perf_counter() - started > SWEEP_SECONDS_MAX:
                 break
-        for identity in turn.due[done:]:
-            self._alarms.set(identity, turn.now)
+        self._alarms.give_back(turn.due[done:], turn.now)
         self._observer.swept(self.number, done, time.perf_counter() - started)
         if failed is not None:
             self._put_off_alarms(turn, failed)
 
     def _put_off_alarms(self, turn: _Turn, error: Exception) -> None:
-        """Alarms stay on disk until their work is done: all of them are read anew after the back-off."""
         turn.due = []
-        self._alarms_stale = True
-        self._observer.alarm_failed(self.number, error, self._alarm_backoff.fail(turn.now))
+        self._alarms.put_off(turn.now, error)
 
     async def _write(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """The one write of the turn. Returns only when everything that was decided is durable."""
@@ -336,9 +298,9 @@ class Shard:
         if not batch.empty:
             seconds = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
-            self._set_alarms(work)
+            self._alarms.note(work)
         if turn.due:
-            self._alarm_backoff.reset()
+            self._alarms.went_well()
 
     async def _acknowledge(self, ledger: Ledger[Envelope], turn: _Turn) -> list[int]:
         """The incidents that the operators of this turn have seen, each once."""
@@ -353,12 +315,6 @@ class Shard:
                 ledger.acknowledge((query.tenant, query.namespace))
                 turn.acknowledged.add(id(envelope))
         return seen
-
-    def _set_alarms(self, work: Work[Envelope]) -> None:
-        for entry in work.deletes.values():
-            self._alarms.set(entry.identity, None)
-        for entry in work.puts.values():
-            self._alarms.set(entry.identity, entry.alarm_at)
 
     # -------------------------------------------------------------------------------------------------------- answers
 
@@ -422,8 +378,7 @@ class Shard:
             return
         self._last_token = ledger.last_token
         self._ledger = None
-        next_at = turn.now if self._alarms_stale else self._alarms.next_at()
-        self._alarms = AlarmHeap() if next_at is None else AlarmHeap(horizon=next_at)
+        self._alarms.fall_asleep(turn.now)
         self._observer.evicted(self.number)
 
     def _drop(self, turn: _Turn, error: Exception) -> None:
@@ -432,9 +387,9 @@ class Shard:
         if ledger is not None:
             self._last_token = ledger.last_token
         if turn.due:
-            self._alarm_backoff.fail(turn.now)
+            self._alarms.lost_batch(turn.now)
         self._spoilt = True
-        self._alarms_stale = True
+        self._alarms.forget()
         concerned = {id(e): e for e in turn.envelopes}
         if ledger is not None:
             concerned.update((id(e), e) for e, _ in ledger.finish().replies)
@@ -456,8 +411,8 @@ class Shard:
         """Read the shard from disk if anybody needs it; on failure everyone is told ``unavailable``."""
         if not self._spoilt:
             turn.envelopes = self._answer_asleep(turn.envelopes)
-            alarm_at = self._alarms.next_at()
-            due = alarm_at is not None and max(alarm_at, self._alarm_backoff.until_ms) <= turn.now
+            alarm_at = self._alarms.next_at(turn.now)
+            due = alarm_at is not None and alarm_at <= turn.now
             if not turn.envelopes and not due:
                 return None
         elif self._fenced or turn.now < self._reload_backoff.until_ms:
@@ -471,7 +426,7 @@ class Shard:
             return None
         (self._observer.recovered if self._spoilt else self._observer.opened)(self.number)
         self._spoilt = self.quarantined = False
-        self._alarms_stale = True
+        self._alarms.forget()
         self._used_at = turn.now
         self._ledger = self._read(opened)
         return self._ledger

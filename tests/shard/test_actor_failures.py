@@ -11,7 +11,8 @@ from idemactor.core.decide import Decision, decide
 from idemactor.core.queries import Inspect, Inspected, ListRecords, RecordsPage
 from idemactor.core.replies import Committed, Found, InFlight, Reserved, Unavailable, Unknown
 from idemactor.errors import StorageError
-from idemactor.shard.actor import BACKOFF_MS_MAX, BACKOFF_MS_MIN, ShardSettings
+from idemactor.shard.actor import ShardSettings
+from idemactor.shard.backoff import BACKOFF_MS_MAX, BACKOFF_MS_MIN
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault, MemoryDisk, MemoryEngine
 from tests.shard.harness import NAMESPACE, TENANT, commit, identity, key_in, on_mock_time, reserve, running, slow

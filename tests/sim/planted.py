@@ -12,6 +12,7 @@ from idemactor.core.keys import Identity
 from idemactor.core.ledger import Ledger
 from idemactor.core.record import Entry, State
 from idemactor.core.replies import Reply
+from idemactor.shard.alarms import AlarmHeap
 from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Opened
 from idemactor.storage.memory import MemoryEngine
@@ -114,7 +115,7 @@ class ForgetsAlarmsWhenEvicted(SimShard):
     async def _rest(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._rest(ledger, turn)
         if self._ledger is None and not self._spoilt:
-            self._alarms = type(self._alarms)()
+            self._alarms._heap = AlarmHeap()
 
 
 PLANTED: dict[str, Callable[[], type[SimShard]]] = {

@@ -1,0 +1,91 @@
+"""A shard's alarms as its actor sees them: which keys are due, and what becomes of alarm work that failed.
+
+The heap (``alarms.py``) holds the nearest ones; the disk has them all until their work is done. So whatever goes wrong,
+nothing is lost by forgetting the heap: it is read anew, after a back-off that doubles, and the shard serves meanwhile.
+"""
+
+from __future__ import annotations
+
+from idemactor.core.keys import Identity
+from idemactor.core.ledger import Work
+from idemactor.errors import StorageError
+from idemactor.observability.observer import Observer
+from idemactor.shard.alarms import ALARMS_REFILL, AlarmHeap
+from idemactor.shard.backoff import Backoff
+from idemactor.shard.mailbox import Envelope
+from idemactor.storage.base import Engine
+
+
+class AlarmClock:
+    """The alarms of one shard. Times in milliseconds since the epoch.
+
+    Args:
+        shard: Its number, for the observer.
+        engine: Where all alarms are.
+        observer: Is told of alarm work that failed.
+    """
+
+    def __init__(self, shard: int, engine: Engine, observer: Observer) -> None:
+        self._shard = shard
+        self._engine = engine
+        self._observer = observer
+        self._heap = AlarmHeap()
+        self._stale = True
+        self._backoff = Backoff()
+
+    def next_at(self, now: int) -> int | None:
+        """When alarm work is next to be done; None where there is none."""
+        alarm_at = now if self._stale else self._heap.next_at()
+        return None if alarm_at is None else max(alarm_at, self._backoff.until_ms)
+
+    def backlog(self, now: int) -> int:
+        """How many alarms in memory are overdue."""
+        return self._heap.backlog(now)
+
+    async def take_due(self, now: int, limit: int) -> list[Identity]:
+        """Take the keys whose alarm is due, at most ``limit``; none where the disk cannot say, or during a back-off."""
+        if self._backoff.until_ms > now:
+            return []
+        if self._stale or self._heap.exhausted:
+            try:
+                self._heap.refill(await self._engine.alarms(ALARMS_REFILL), ALARMS_REFILL)
+            except StorageError as error:
+                self.put_off(now, error)
+                return []
+            self._stale = False
+        return self._heap.due(now, limit)
+
+    def give_back(self, identities: list[Identity], now: int) -> None:
+        """There was no time for these."""
+        for identity in identities:
+            self._heap.set(identity, now)
+
+    def put_off(self, now: int, error: Exception) -> None:
+        """Alarm work failed: it is tried again later, and stops nobody from being served."""
+        self._stale = True
+        self._observer.alarm_failed(self._shard, error, self._backoff.fail(now))
+
+    def note(self, work: Work[Envelope]) -> None:
+        """A batch is on disk: the alarms are now what it says."""
+        for entry in work.deletes.values():
+            self._heap.set(entry.identity, None)
+        for entry in work.puts.values():
+            self._heap.set(entry.identity, entry.alarm_at)
+
+    def went_well(self) -> None:
+        """Alarm work is on disk."""
+        self._backoff.reset()
+
+    def forget(self) -> None:
+        """Memory is not to be trusted: read everything anew."""
+        self._stale = True
+
+    def lost_batch(self, now: int) -> None:
+        """A batch with alarm work in it could not be written: the next ones go without it for a while."""
+        self._backoff.fail(now)
+
+    def fall_asleep(self, now: int) -> None:
+        """Keep nothing in memory but when to wake up."""
+        next_at = now if self._stale else self._heap.next_at()
+        self._heap = AlarmHeap() if next_at is None else AlarmHeap(horizon=next_at)
+        self._stale = False
