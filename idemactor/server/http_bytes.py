@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 from typing import Final
 from wsgiref.handlers import format_date_time
 
-from idemactor.server.http_answers import Told
+from idemactor.server.http_answers import JSON_TYPE, Told
+from idemactor.wire.problems import MEDIA_TYPE
 
 _CLOSE: Final = b"connection: close\r\n"
+_ENTITY: Final = {
+    media_type: b"content-type: %b\r\ncontent-length: " % media_type.encode() for media_type in (JSON_TYPE, MEDIA_TYPE)
+}
 
 
 class DateLine:
@@ -40,13 +43,5 @@ _DATE: Final = DateLine()
 def response(answer: Told, *, closing: bool) -> bytes:
     """The whole response; ``closing``: the client should send no further request on this connection."""
     fields = b"".join(f"{name.lower()}: {value}\r\n".encode() for name, value in answer.headers)
-    if closing:
-        fields += _CLOSE
-    head = b"%b%d\r\n%b%b" % (_start(answer.status, answer.media_type), len(answer.body), fields, _DATE.line())
-    return head + answer.body
-
-
-@functools.cache
-def _start(status: int, media_type: str) -> bytes:
-    """What all answers of a kind begin with; there are few kinds."""
-    return f"HTTP/1.1 {status} \r\ncontent-type: {media_type}\r\ncontent-length: ".encode()
+    start = b"HTTP/1.1 %d \r\n%b%b" % (answer.status, fields, _ENTITY[answer.media_type])
+    return b"%b%d\r\n%b%b%b" % (start, len(answer.body), _CLOSE if closing else b"", _DATE.line(), answer.body)

@@ -141,10 +141,9 @@ class FastConnection:
                 await self._news.wait()
 
     def drain(self) -> None:
-        """Answer what is in flight, then close."""
+        """Answer what is in flight, within limits, and close; take nothing more."""
         self._draining = True
-        if not self._busy:
-            self._end()
+        self._end()
 
     def _end(self) -> None:
         self._over = True
@@ -203,7 +202,7 @@ class FastConnection:
         if self._paused and self._may_take:
             self._paused = False
             self._lane.resume(self._fd)
-        if self._unread or self._draining or self.closed:
+        if self._unread or self.closed:
             self._advance()
 
     def _advance(self) -> None:
@@ -212,13 +211,12 @@ class FastConnection:
             return
         self._advancing = True
         try:
-            while self._unread and self._may_take and not self._over:
-                if self._draining or not self._take():
-                    break
+            while self._unread and self._may_take and not self._over and self._take():
+                pass
         except Exception as error:  # Whoever calls, the lane or a shard, has other connections.
             self._fail(error)
         self._advancing = False
-        if (self._draining or self.closed) and self._may_take:
+        if self.closed and self._may_take:
             self._end()
 
     def _take(self) -> bool:
