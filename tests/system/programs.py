@@ -1,0 +1,108 @@
+"""Programs that listen at a port, for the tests of examples and docs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from tests.system.process import environment, eventually
+
+EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
+PATIENCE_S: Final = 30.0
+GO_INSTALL_S: Final = 300.0
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], port: int, extra: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that listens at ``port``."""
+    with subprocess.Popen(command, env=environment(extra)) as process:
+        try:
+            eventually(lambda: listening(port) or process.poll() is not None, PATIENCE_S)
+            assert process.poll() is None, f"{command} ended with {process.returncode}"
+            yield process
+        finally:
+            process.kill()
+
+
+@dataclass(frozen=True)
+class FakeExchange:
+    """The examples' own exchange, in a process."""
+
+    address: str
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def fills(self, symbol: str) -> int:
+        return int(httpx.get(f"{self.url}/fills").json().get(symbol, 0))
+
+    def fill(self, symbol: str, operation_id: str) -> None:
+        """What an attempt did that was never heard of again."""
+        order = {"symbol": symbol, "quantity": "1", "client_order_id": operation_id}
+        assert httpx.post(f"{self.url}/orders", json=order).status_code == 200
+
+
+@contextlib.contextmanager
+def fake_exchange() -> Iterator[FakeExchange]:
+    port = free_port()
+    address = f"127.0.0.1:{port}"
+    with started([sys.executable, str(EXAMPLES / "fake_exchange.py"), address], port):
+        yield FakeExchange(address)
+
+
+@contextlib.contextmanager
+def webhook_gateway(server_rpc: str, exchange_url: str, **more: str) -> Iterator[tuple[int, subprocess.Popen[bytes]]]:
+    """The gateway of the examples: its port and its process."""
+    port = free_port()
+    told = {
+        "GATEWAY_BIND": f"127.0.0.1:{port}",
+        "EXCHANGE_URL": exchange_url,
+        "EXCHANGE_TIMEOUT_MS": "1500",
+        "IDEMACTOR_ADDRESS": server_rpc,
+    }
+    with started([sys.executable, str(EXAMPLES / "webhook_gateway" / "gateway.py")], port, told | more) as process:
+        yield port, process
+
+
+def require_go() -> None:
+    """Debian's Go, installed where it is missing and we may."""
+    if shutil.which("go") is not None:
+        return
+    assert os.geteuid() == 0, "the Go example needs Go: apt-get install golang-go"
+    for command in (
+        ["apt-get", "update", "-qq"],
+        ["apt-get", "install", "-qq", "--no-install-recommends", "golang-go"],
+    ):
+        told = environment({"DEBIAN_FRONTEND": "noninteractive"})
+        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=GO_INSTALL_S, check=False)
+        assert done.returncode == 0, f"the Go example needs Go, and {' '.join(command)} failed: {done.stderr}"
+    assert shutil.which("go") is not None, "golang-go was installed, but there is no go command"
+
+
+def go_environment(home: Path) -> dict[str, str]:
+    """Variables that keep what Go writes in ``home``."""
+    return {"GOCACHE": str(home / "go-cache"), "GOPATH": str(home / "go-path"), "GOFLAGS": "-modcacherw"}
