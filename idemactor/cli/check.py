@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from idemactor.errors import StartError, StorageError
+
+if TYPE_CHECKING:
+    from idemactor.storage.check import ShardReport
 
 EXIT_PROBLEMS: Final = 1
 EXIT_CANNOT_CHECK: Final = 2
@@ -34,9 +37,24 @@ def check(data_dir: Path, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), default=str))
     else:
+        for shard in report.shards:
+            click.echo(_summary(shard))
         for finding in report.findings:
             where = "" if finding.shard is None else f"shard {finding.shard}: "
             click.echo(f"{where}{finding.severity}: {finding.what}")
         click.echo(f"{data_dir}: {f'findings: {len(report.findings)}' if report.findings else 'clean'}")
     if not report.sound:
         raise SystemExit(EXIT_PROBLEMS)
+
+
+def _summary(shard: ShardReport) -> str:
+    """What one shard's file holds, in a line."""
+    in_doubt = shard.lapsed + shard.doubted
+    records = shard.pending + in_doubt + shard.committed
+    line = (
+        f"shard {shard.shard}: {records} records ({shard.pending} pending, {in_doubt} in doubt, {shard.committed}"
+        f" committed), {shard.tombstones} tombstones, {shard.incidents} incidents, {shard.file_bytes} bytes"
+    )
+    if shard.journal_batches:
+        line += f"; starting brings in {shard.journal_batches} batches of the journal"
+    return line

@@ -19,6 +19,8 @@ from idemactor.wire.requests import Dialect
 
 JSON_TYPE: Final = "application/json"
 
+_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+
 _MS_PER_S: Final = 1_000
 _CHALLENGE: Final = "Bearer"
 """RFC 9110, section 11.6.1: a 401 says how to authenticate."""
@@ -37,7 +39,7 @@ class Told:
 
 def told(members: Mapping[str, object], status: int = 200, media_type: str = JSON_TYPE) -> Told:
     """``members`` as JSON."""
-    return Told(status, media_type, json.dumps(members, separators=(",", ":")).encode())
+    return Told(status, media_type, _encode(members).encode())
 
 
 def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Told:

@@ -17,7 +17,7 @@ from idemactor import __version__
 from idemactor.cli.main import main
 from idemactor.config import ServerConfig
 from idemactor.errors import StartError, StorageError
-from idemactor.storage.check import Finding, Report, Severity
+from idemactor.storage.check import Finding, Report, Severity, ShardReport
 
 
 class FakeNode(types.ModuleType):
@@ -164,6 +164,17 @@ def test_check_of_a_clean_directory(checker: FakeCheck) -> None:
     result = invoke("check", "some/data")
     assert (result.exit_code, result.stdout) == (0, "some/data: clean\n")
     assert checker.paths == [Path("some/data")]
+
+
+def test_check_says_what_it_found_in_each_shard(checker: FakeCheck) -> None:
+    counts = {"pending": 1, "lapsed": 2, "doubted": 3, "committed": 4, "tombstones": 5, "incidents": 6}
+    sizes = {"last_token": 7, "latest_ms": 8, "file_bytes": 4096, "wal_bytes": 0}
+    checker.answer = Report(Path("data"), (ShardReport(shard=0, **counts, **sizes, journal_batches=9),), ())
+    result = invoke("check", "data")
+    assert result.stdout == (
+        "shard 0: 10 records (1 pending, 5 in doubt, 4 committed), 5 tombstones, 6 incidents, 4096 bytes;"
+        " starting brings in 9 batches of the journal\ndata: clean\n"
+    )
 
 
 def test_check_lists_findings(checker: FakeCheck) -> None:
