@@ -48,7 +48,9 @@ BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
 
 SWEEPS_MAX: Final = 128
-"""The most alarms that one turn deals with."""
+SWEEPS_BUSY_MAX: Final = 32
+"""The most alarms that one turn deals with, and that one does in which callers wait for their answers: a storm of
+alarms is worked off between them, and still faster than it can have been made."""
 
 SWEEP_SECONDS_MAX: Final = 0.002
 """When a step of alarm work stops early: well under the 5 ms that it may hold a shard."""
@@ -228,7 +230,7 @@ class Shard:
         identities = [e.command.identity for e in turn.envelopes if not isinstance(e.command, Query)]
         if ledger.waiting:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._closing else turn.now))
-        turn.due = await self._alarms.take_due(turn.now, SWEEPS_MAX)
+        turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
         if turn.due:
             self._sweep(ledger, turn)
