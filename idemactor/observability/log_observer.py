@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from idemactor.errors import StorageError
 from idemactor.observability.logs import log_event
 from idemactor.observability.observer import Observer
 
@@ -14,13 +15,13 @@ class LogObserver(Observer):
     """Logs what goes wrong and what is rare; what happens with every call is the metrics' business."""
 
     def alarm_failed(self, shard: int, error: BaseException, retry_ms: int) -> None:
-        log_event(_log, logging.ERROR, "alarm_failed", error=error, shard=shard, retry_ms=retry_ms)
+        _failed("alarm_failed", error, shard=shard, retry_ms=retry_ms)
 
     def batch_failed(self, shard: int, commands: int, error: BaseException | None) -> None:
-        log_event(_log, logging.ERROR, "batch_failed", error=error, shard=shard, commands=commands)
+        _failed("batch_failed", error, shard=shard, commands=commands)
 
     def quarantined(self, shard: int, error: BaseException, retry_ms: int) -> None:
-        log_event(_log, logging.ERROR, "shard_quarantined", error=error, shard=shard, retry_ms=retry_ms)
+        _failed("shard_quarantined", error, shard=shard, retry_ms=retry_ms)
 
     def recovered(self, shard: int) -> None:
         log_event(_log, logging.WARNING, "shard_recovered", shard=shard)
@@ -37,3 +38,12 @@ class LogObserver(Observer):
     def connection_failed(self, door: str, error: BaseException) -> None:
         # What clients do is theirs, and they may do it often; a bug of ours was logged where it was caught.
         log_event(_log, logging.DEBUG, "connection_failed", door=door, what=type(error).__name__)
+
+
+def _failed(event: str, error: BaseException | None, **fields: int) -> None:
+    """What a disk refuses is said in words; what nobody foresaw keeps its traceback."""
+    if isinstance(error, StorageError):
+        what = f"{error}: {error.__cause__}" if error.__cause__ else str(error)
+        log_event(_log, logging.ERROR, event, None, what=what, **fields)
+    else:
+        log_event(_log, logging.ERROR, event, error, **fields)

@@ -71,8 +71,8 @@ class ShardSettings:
     batch_max: int = BATCH_COMMANDS_MAX
 
 
-class _BatchFailed(Exception):
-    """The batch at hand is not, or perhaps not, on disk."""
+class _BatchFailed(StorageError):
+    """The batch at hand is not, or perhaps not, on disk; its cause is what the engine says failed."""
 
 
 class _Fenced(Exception):
@@ -294,7 +294,7 @@ class Shard:
             case CommitResult.FENCED:
                 raise _Fenced
             case CommitResult.FAILED | CommitResult.UNKNOWN:
-                raise _BatchFailed(result.value)
+                raise _BatchFailed(result.value) from self._engine.last_error
             case _:
                 assert_never(result)
         if not batch.empty:

@@ -110,9 +110,14 @@ class Engine(Protocol):
 
     Attributes:
         last_sync_s: Seconds that the sync of the latest commit took, as well as the engine can tell.
+        last_error: What failed last, for the logs; None where nothing has.
     """
 
     last_sync_s: float
+
+    @property
+    def last_error(self) -> Exception | None:
+        """See above."""
 
     async def open(self) -> Opened:
         """Open what is there (or make it anew where there is nothing) and say what it holds."""

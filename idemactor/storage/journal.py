@@ -63,6 +63,11 @@ class Journal:
         self._opened_before = False
         self._written_behind = False
 
+    @property
+    def last_error(self) -> Exception | None:
+        """What failed last in the file, for the logs."""
+        return self._file.last_error
+
     async def open(self, shard: int, applied: int) -> list[Row]:
         """Open the file where it is not open and whole.
 

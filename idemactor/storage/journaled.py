@@ -70,6 +70,11 @@ class JournaledEngine:
         self._latest_rows = 0
         self._broken = True
 
+    @property
+    def last_error(self) -> Exception | None:
+        """What failed last: the journal, or the file behind it."""
+        return self._journal.last_error or self._inner.last_error
+
     async def open(self) -> Opened:
         """Open the file and bring it up to the journal."""
         return await self._catch_up(await self._inner.open())

@@ -99,6 +99,7 @@ class MemoryEngine:
         self.disk = disk if disk is not None else MemoryDisk()
         self.last_commit_s = 0.0
         self.last_sync_s = 0.0
+        self.last_error: Exception | None = None
         self._usable = False
 
     async def open(self) -> Opened:
