@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
@@ -11,6 +12,10 @@ from idemactor.errors import IdemactorError
 
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """C0, DEL, C1 and lone surrogates: nothing that a log, a header or UTF-8 cannot carry."""
+
+HASHES_KEPT: Final = 16_384
+"""A command asks for its key's hash when it is routed, looked up, journalled and written behind: within this many keys
+it is computed once."""
 
 _NAMESPACE: Final = re.compile("[a-z][a-z0-9_-]{0,62}")
 
@@ -59,6 +64,7 @@ def check_namespace(name: str) -> None:
         raise InvalidNamespace("a namespace's name matches [a-z][a-z0-9_-]{0,62}")
 
 
+@lru_cache(HASHES_KEPT)
 def identity_hash(identity: Identity) -> int:
     """A signed 64-bit integer for ``identity``, the same in every process and release.
 
