@@ -17,6 +17,7 @@ from idemactor.cli.inputs import Function
 from idemactor.cli.settings import ADDRESS_DEFAULT, NAMESPACE_DEFAULT, Given, Settings, UsageProblem, settings_from
 
 if TYPE_CHECKING:
+    from idemactor.cli.connection import CommandClient
     from idemactor.client import Client, IdemactorClientError
     from idemactor.client.results import Result
 
@@ -140,7 +141,7 @@ def answer(
 
 
 def converse(
-    call: Call, talk: Callable[[Client, Settings], Awaitable[T]], *, acquiring: bool = False, patient: bool = False
+    call: Call, talk: Callable[[CommandClient, Settings], Awaitable[T]], *, acquiring: bool = False, patient: bool = False
 ) -> T:
     """What ``talk`` returns, given an open client; an error is said in one line and ends the program.
 

@@ -16,7 +16,20 @@ CONNECT_MS_MAX: Final = 2_000
 """How long one attempt to connect may take, at most."""
 
 
-def open_client(settings: Settings, *, patient: bool = False) -> Client:
+HURRY_MS: Final = 300
+"""How long the client waits when it closes and nothing is left that is worth waiting for."""
+
+
+class CommandClient(Client):
+    """The client of one command."""
+
+    def hurry(self) -> None:
+        """What is not told by now is given up soon, and without another word."""
+        self._cleanup_ms = HURRY_MS
+        _SAID.setLevel(logging.ERROR)
+
+
+def open_client(settings: Settings, *, patient: bool = False) -> CommandClient:
     """A client for ``settings``, to be opened with ``async with``.
 
     Args:
@@ -28,7 +41,7 @@ def open_client(settings: Settings, *, patient: bool = False) -> Client:
     """
     _say_warnings()
     try:
-        return Client(
+        return CommandClient(
             settings.address,
             token=settings.token,
             tls=_tls(settings),
@@ -71,5 +84,6 @@ _SAID: Final = _Said(logging.WARNING)
 def _say_warnings() -> None:
     logger = logging.getLogger("idemactor.client")
     logger.propagate = False
+    _SAID.setLevel(logging.WARNING)
     if _SAID not in logger.handlers:
         logger.addHandler(_SAID)

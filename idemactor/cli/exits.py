@@ -28,6 +28,7 @@ class Exit(enum.IntEnum):
     UNSETTLED = 18
     QUOTA = 19
     LEASE_LOST = 20
+    UNTOLD = 21
     CANNOT_EXECUTE = 126
     NO_SUCH_COMMAND = 127
 
@@ -52,6 +53,7 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.UNSETTLED: "pending or in doubt: not forgotten without --force",
     Exit.QUOTA: "the namespace is full",
     Exit.LEASE_LOST: "run: the lease was lost, and the command was ended for it",
+    Exit.UNTOLD: "run: the command ended, and the server could not be told how",
     Exit.CANNOT_EXECUTE: "run: the command cannot be executed",
     Exit.NO_SUCH_COMMAND: "run: there is no such command",
 }

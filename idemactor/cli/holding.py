@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -17,11 +17,21 @@ from idemactor.cli.command import warn
 from idemactor.cli.exits import SIGNALLED, Exit, exit_of_code
 from idemactor.cli.output import now_ms, safe
 from idemactor.cli.refusals import line_of
-from idemactor.client import Client, DuplicateError, Hold, IdemactorClientError, InFlightError, LeaseLost
+from idemactor.client import (
+    Client,
+    DuplicateError,
+    Hold,
+    IdemactorClientError,
+    InFlightError,
+    LeaseLost,
+    Outcome,
+    OutOfService,
+    Refused,
+)
 
 OUTCOME_STATUS: Final = 200
-COMMIT_MS_MIN: Final = 30_000
-"""How long a commit is tried at least: the command did its work, and a server that restarts should hear of it."""
+TELL_MS_MIN: Final = 30_000
+"""How long it is tried at least to tell how the command ended: a server that restarts should hear of it."""
 EXIT_HEADER: Final = "exit-status"
 DROPPED_HEADER: Final = "output-bytes-dropped"
 """Headers of the outcome: the command's exit code, and how much of its output came before what is kept."""
@@ -57,16 +67,28 @@ class Plan:
 
 
 class Running:
-    """One run of one command. Signals that come before the command runs end the waiting, later ones are its own."""
+    """One run of one command.
 
-    def __init__(self, plan: Plan) -> None:
+    Signals that come before the command runs end the waiting, later ones are its own; those that come after its end
+    make an end of telling the server about it.
+
+    Args:
+        plan: What was asked for.
+        hurry: Called when nothing that is still to be told is worth waiting for.
+    """
+
+    def __init__(self, plan: Plan, hurry: Callable[[], None] = lambda: None) -> None:
         self._plan = plan
+        self._hurry = hurry
         self._child: Child | None = None
         self._ended = trio.Event()
         self._code: int | None = None
         self._interrupted: signal.Signals | None = None
         self._terminated = False
         self._entering = trio.CancelScope()
+        self._telling = trio.CancelScope()
+        self._exit: int | None = None
+        """The exit code, once it is said what became of the key."""
 
     async def run(self, client: Client, namespace: str) -> int:
         """Do it all.
@@ -88,7 +110,11 @@ class Running:
             if self._child is None:
                 if number != signal.SIGCHLD:
                     self._interrupted = signal.Signals(number)
+                    self._hurry()
                     self._entering.cancel()
+            elif self._code is not None:
+                if number != signal.SIGCHLD:
+                    self._telling.cancel()
             elif number != signal.SIGCHLD:
                 self._child.pass_on(signal.Signals(number))
             elif self._child.poll() is not None:
@@ -115,7 +141,7 @@ class Running:
         try:
             with self._entering:
                 async with held as hold:
-                    code = await self._held(hold)
+                    code = await self._held(client, hold)
         except IdemactorClientError as error:
             return self._failed(error)
         if self._interrupted is not None:
@@ -125,11 +151,11 @@ class Running:
 
     def _failed(self, error: IdemactorClientError) -> int:
         """The key could not be had, or what became of it could not be told; the exit code."""
-        line = line_of(error, now_ms())
+        if self._exit is not None:
+            return self._exit
         if self._code is not None:
-            warn(f"the command ended with {self._how}, but its commit was not taken: {line}")
-            return exit_of_code(code_of(error))
-        warn(f"not run: {line}")
+            return self._not_taken(error)
+        warn(f"not run: {line_of(error, now_ms())}")
         match error:
             case InFlightError():
                 return self._plan.busy_exit
@@ -140,7 +166,21 @@ class Running:
             case _:
                 return exit_of_code(code_of(error))
 
-    async def _held(self, hold: Hold) -> int:
+    def _not_taken(self, error: IdemactorClientError | None) -> int:
+        """The server would not hear how the command ended, or could not be told; the exit code."""
+        if isinstance(error, Refused):
+            warn(f"the command ended with {self._how}, but that was not taken: {line_of(error, now_ms())}")
+            code = exit_of_code(code_of(error))
+        else:
+            why = f" ({line_of(error, now_ms())})" if isinstance(error, OutOfService) else ""
+            warn(
+                f"the command ended with {self._how}, and nobody could be told{why}: unless the server heard of it all"
+                " the same, on_lease_expiry decides, once the lease has run out, whether it may run again"
+            )
+            code = Exit.UNTOLD
+        return Exit.LEASE_LOST if self._terminated else code
+
+    async def _held(self, client: Client, hold: Hold) -> int:
         """What the hold's body does; the exit code."""
         if hold.completed:
             warn(f"not run: {safe(hold.key)} was done before (operation {safe(hold.operation_id)})")
@@ -152,13 +192,15 @@ class Running:
             warn("no server answers: the command runs unprotected")
         elif hold.takeover:
             warn(f"takeover: an earlier attempt at {safe(hold.key)} may already have had its effect")
+        room = await self._room(client, hold)
         hold.begin_effect()
         try:
             child, tail = self._start(hold)
         except (OSError, ValueError) as error:
             return self._not_started(hold, error)
         self._child = child
-        return await self._see_through(hold, child, tail)
+        await self._see_through(hold, child)
+        return await self._tell(client, hold, tail, room)
 
     # ------------------------------------------------------------------------------------------------------ the command
 
@@ -181,27 +223,66 @@ class Running:
         missing = isinstance(error, OSError) and error.errno == errno.ENOENT
         return Exit.NO_SUCH_COMMAND if missing else Exit.CANNOT_EXECUTE
 
-    async def _see_through(self, hold: Hold, child: Child, tail: Tail | None) -> int:
-        """Wait for its end, and say what that means for the key."""
+    async def _see_through(self, hold: Hold, child: Child) -> None:
+        """Wait for its end."""
         async with trio.open_nursery() as helpers:
             helpers.start_soon(self._watch_lease, hold, child)
             helpers.start_soon(child.pass_output)
             await self._ended.wait()
             helpers.cancel_scope.cancel()
         await child.drain()
-        code = child.poll()
+        self._code = child.poll()
+
+    async def _tell(self, client: Client, hold: Hold, tail: Tail | None, room: int | None) -> int:
+        """Say what its end means for the key; the exit code. ``room``: how large the outcome may be, bytes."""
+        code = self._code
         assert code is not None
-        self._code = code
+        tell_ms = max(hold.options.timeout_ms, TELL_MS_MIN)
+        if self._terminated:
+            # Whatever it made of our SIGTERM: it did not end by itself, and somebody else may be at it.
+            return await self._doubt(client, hold, f"lease lost, {self._how}", tell_ms)
         if code in self._plan.commit_on:
-            _keep_outcome(hold, code, tail)
-            hold.options = replace(hold.options, timeout_ms=max(hold.options.timeout_ms, COMMIT_MS_MIN))
-            return code
-        if code in self._plan.release_on:
+            _keep_outcome(hold, code, tail, room)
+        elif code in self._plan.release_on:
             hold.give_back(self._how)
         else:
-            hold.leave_in_doubt(f"lease lost, {self._how}" if self._terminated else self._how)
-            warn(f"the command ended with {self._how}: {safe(hold.key)} is in doubt until it is resolved")
-        return Exit.LEASE_LOST if self._terminated else code
+            return await self._doubt(client, hold, self._how, tell_ms)
+        hold.options = replace(hold.options, timeout_ms=tell_ms)
+        return code
+
+    async def _doubt(self, client: Client, hold: Hold, reason: str, tell_ms: int) -> int:
+        """Say that nobody knows how far it came, and only then that it is in doubt; the exit code."""
+        assert self._code is not None
+        code = Exit.LEASE_LOST if self._terminated else self._code
+        hold.leave_in_doubt(reason)
+        if hold.token is None:
+            warn(f"the command ended with {self._how}: {safe(hold.key)} is in doubt once a server was told")
+            return code
+        error: IdemactorClientError | None = None
+        try:
+            with self._telling:
+                await client.doubt(hold.namespace, hold.key, hold.token, reason=reason, timeout_ms=tell_ms)
+        except IdemactorClientError as caught:
+            error = caught
+        if error is not None or self._telling.cancelled_caught:
+            self._exit = self._not_taken(error)
+            # That was long enough. The hold will try once more as it ends.
+            self._hurry()
+            hold.options = replace(hold.options, timeout_ms=1)
+            return self._exit
+        self._exit = code
+        warn(f"the command ended with {self._how}: {safe(hold.key)} is in doubt until it is resolved")
+        return code
+
+    async def _room(self, client: Client, hold: Hold) -> int | None:
+        """How large an outcome the namespace keeps, bytes; None where that is not known, or does not matter."""
+        if not (self._plan.capture and hold.protected):
+            return None
+        try:
+            return (await client.policy(hold.namespace)).outcome_max_bytes
+        except IdemactorClientError as error:
+            warn(f"how much output the namespace keeps is not known: {line_of(error, now_ms())}")
+            return None
 
     async def _watch_lease(self, hold: Hold, child: Child) -> None:
         """A lost lease means that somebody else may be told to go on."""
@@ -209,6 +290,8 @@ class Running:
         if self._plan.on_lost == "warn":
             warn("the lease was lost: somebody else may run the command now")
             return
+        if child.poll() is not None:
+            return  # It had ended by itself, and its exit code means what it says.
         warn("the lease was lost: ending the command")
         self._terminated = True
         child.send(signal.SIGTERM)
@@ -222,11 +305,24 @@ class Running:
         return self._child.how
 
 
-def _keep_outcome(hold: Hold, code: int, tail: Tail | None) -> None:
+def _keep_outcome(hold: Hold, code: int, tail: Tail | None, room: int | None) -> None:
+    """Set the outcome, and as much of the output as fits into ``room`` bytes with its headers."""
     headers = [(EXIT_HEADER, str(code))]
-    if tail is not None and tail.dropped:
-        headers.append((DROPPED_HEADER, str(tail.dropped)))
-    hold.set_outcome(status=OUTCOME_STATUS, headers=headers, body=tail.kept if tail is not None else b"")
+    body = tail.kept if tail is not None else b""
+    dropped = tail.dropped if tail is not None else 0
+    if room is not None and Outcome(OUTCOME_STATUS, _with_dropped(headers, dropped), body).size() > room:
+        # The header that says how much is missing takes its place too; no count is longer than that of all.
+        without = Outcome(OUTCOME_STATUS, _with_dropped(headers, dropped + len(body))).size()
+        if without > room:
+            warn(f"the namespace's outcome_max_bytes ({room}) has no room for the outcome: only its status is kept")
+        kept = max(0, room - without)
+        dropped += len(body) - kept
+        body = body[len(body) - kept :]
+    hold.set_outcome(status=OUTCOME_STATUS, headers=_with_dropped(headers, dropped), body=body)
+
+
+def _with_dropped(headers: list[tuple[str, str]], dropped: int) -> tuple[tuple[str, str], ...]:
+    return (*headers, (DROPPED_HEADER, str(dropped))) if dropped else tuple(headers)
 
 
 def command_environment(environment: Mapping[str, str], hold: Hold) -> dict[str, str]:

@@ -13,8 +13,8 @@ from idemactor.cli.inputs import payload_options
 from idemactor.core.limits import OUTCOME_BYTES_MAX
 
 if TYPE_CHECKING:
+    from idemactor.cli.connection import CommandClient
     from idemactor.cli.settings import Settings
-    from idemactor.client import Client
 
 CODE_MAX: Final = 255
 """The largest exit code that a process can end with."""
@@ -52,7 +52,7 @@ def patience(text: str) -> bool | int:
     example=_EXAMPLE,
     exits=(
         *(Exit.IN_FLIGHT, Exit.IN_DOUBT, Exit.MISMATCH, Exit.STALE, Exit.UNKNOWN, Exit.COMPLETED, Exit.QUOTA),
-        *(Exit.LEASE_LOST, Exit.CANNOT_EXECUTE, Exit.NO_SUCH_COMMAND),
+        *(Exit.LEASE_LOST, Exit.UNTOLD, Exit.CANNOT_EXECUTE, Exit.NO_SUCH_COMMAND),
     ),
     with_json=False,
     # What follows the command's name is the command's, also without the "--".
@@ -134,8 +134,12 @@ def run(
     What becomes of the key: exit code 0, or one of --commit-on, commits. A code of --release-on, and a COMMAND
     that cannot be started, releases: it may be tried again. Any other end, by a signal too, leaves the key in
     doubt, since nobody knows how far it came: it does not run again until somebody resolves it, unless the
-    namespace has on_doubt = "retry". Where the server does not answer then, a commit is tried for 30s at
-    least, anything else for --timeout.
+    namespace has on_doubt = "retry". So does every end of a COMMAND that was ended for a lost lease, whatever its
+    code (exit code 20).
+
+    Where the server does not answer then, it is tried for 30s at least (a signal ends that). If it cannot be
+    told at all (21), the namespace's on_lease_expiry decides, once the lease has run out, whether it may run
+    again.
 
     COMMAND finds IDEMACTOR_KEY, IDEMACTOR_NAMESPACE, IDEMACTOR_OPERATION_ID (the same for every attempt),
     IDEMACTOR_ATTEMPT, IDEMACTOR_FENCING_TOKEN and IDEMACTOR_TAKEOVER ("true" where an earlier attempt may
@@ -150,10 +154,9 @@ def run(
     from idemactor.cli.holding import Plan, Running
 
     plan = Plan(command=command, commit_on=commit_on, release_on=release_on, **rest)
-    running = Running(plan)
 
-    async def talk(client: Client, settings: Settings) -> int:
-        return await running.run(client, settings.namespace)
+    async def talk(client: CommandClient, settings: Settings) -> int:
+        return await Running(plan, client.hurry).run(client, settings.namespace)
 
     # A command that ended badly is worth some patience: what is not told now blocks the key for the rest of the lease.
     raise SystemExit(converse(call, talk, patient=True))

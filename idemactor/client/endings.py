@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
 from idemactor.core.limits import REASON_CHARS_MAX
 from idemactor.core.record import Outcome
+
+_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
+"""What no reason may hold (contract, sections 8 and 12): control characters and lone surrogates."""
 
 LAPSE_MS: Final = 1
 """The shortest lease: what a takeover that is given up leaves behind."""
@@ -54,6 +58,19 @@ Ending = Commit | GiveBack | LeaveInDoubt
 def reason_of(error: BaseException) -> str:
     """Why, without a word of what may be secret."""
     return type(error).__name__[:REASON_CHARS_MAX]
+
+
+def clean_reason(reason: str | None) -> str | None:
+    """A reason that no server refuses: a doubt must not be lost for the looks of its reason, ``str(error)`` mostly.
+
+    Raises:
+        TypeError: It is no text.
+    """
+    if reason is None:
+        return None
+    if not isinstance(reason, str):
+        raise TypeError(f"reason is text or None, not {type(reason).__name__}")
+    return _UNPRINTABLE.sub(" ", reason)[:REASON_CHARS_MAX].strip() or None
 
 
 def is_all(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:

@@ -7,12 +7,22 @@ caller go on. Everything else is about a hold that did not end well, or about wr
 
 from __future__ import annotations
 
+from typing import Any
+
 from idemactor.core.record import Outcome
 from idemactor.errors import IdemactorError
 
 
 class IdemactorClientError(IdemactorError):
-    """The base of everything that the client raises on purpose."""
+    """The base of everything that the client raises on purpose. Its kinds survive pickle, and so process pools."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What pickle does by itself is to call the class with the text alone, which most of these do not take.
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[IdemactorClientError], arguments: tuple[Any, ...]) -> IdemactorClientError:
+    return kind.__new__(kind, *arguments)
 
 
 class Refused(IdemactorClientError):
@@ -186,7 +196,25 @@ class LeaseLost(IdemactorClientError):
         self.effect_begun = effect_begun
 
 
-class CommitUnacknowledged(IdemactorClientError):
+class EndingUnacknowledged(IdemactorClientError):
+    """The body is through and asked for an ending (``give_back``, ``leave_in_doubt``), but no answer to it came.
+
+    Nobody may have been told: until somebody is, the key is held for the rest of its lease, and then what the namespace
+    says of leases that run out. The client goes on sending it while it is open, a ``give_back`` for some minutes.
+    ``idemactor run`` says by this one, or by its kind ``CommitUnacknowledged``, that the key is not what it asked for.
+
+    Attributes:
+        operation_id: Of the operation.
+        token: The fencing token of the attempt.
+    """
+
+    def __init__(self, detail: str, *, operation_id: str | None, token: int | None) -> None:
+        super().__init__(detail)
+        self.operation_id = operation_id
+        self.token = token
+
+
+class CommitUnacknowledged(EndingUnacknowledged):
     """The body is through, but no answer to the commit came: the key is committed or will be in doubt.
 
     Nothing was released, and the client goes on sending the commit for as long as it is open.
@@ -198,9 +226,8 @@ class CommitUnacknowledged(IdemactorClientError):
     """
 
     def __init__(self, *, operation_id: str | None, token: int | None, outcome: Outcome | None) -> None:
-        super().__init__("the commit was not acknowledged: the key is committed or in doubt, and was not released")
-        self.operation_id = operation_id
-        self.token = token
+        detail = "the commit was not acknowledged: the key is committed or in doubt, and was not released"
+        super().__init__(detail, operation_id=operation_id, token=token)
         self.outcome = outcome
 
 

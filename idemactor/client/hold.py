@@ -23,14 +23,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self, assert_never
 
 import anyio
 
-from idemactor.client.endings import Claim, Commit, Ending, GiveBack, LeaveInDoubt, is_all, reason_of
+from idemactor.client.endings import Claim, Commit, Ending, GiveBack, LeaveInDoubt, clean_reason, is_all, reason_of
 from idemactor.client.errors import (
     CommitUnacknowledged,
     DuplicateError,
+    EndingUnacknowledged,
     InFlightError,
     LeaseLost,
     OutOfService,
@@ -184,12 +185,26 @@ class Hold:
         self._earlier_ruled_out = True
 
     def give_back(self, reason: str | None = None) -> None:
-        """At the end of the body, commit nothing: it had no effect."""
-        self._ending = self._giving_back(reason)
+        """At the end of the body, commit nothing: it had no effect.
+
+        Args:
+            reason: Why, for people; what is too long is cut, control characters become blanks.
+
+        Raises:
+            TypeError: The reason is no text.
+        """
+        self._ending = self._giving_back(clean_reason(reason))
 
     def leave_in_doubt(self, reason: str | None = None) -> None:
-        """At the end of the body, commit nothing: nobody knows whether it had its effect."""
-        self._ending = LeaveInDoubt(reason)
+        """At the end of the body, commit nothing: nobody knows whether it had its effect.
+
+        Args:
+            reason: Why, for people; what is too long is cut, control characters become blanks.
+
+        Raises:
+            TypeError: The reason is no text.
+        """
+        self._ending = LeaveInDoubt(clean_reason(reason))
 
     # ------------------------------------------------------------------------------------------------------- beginning
 
@@ -342,15 +357,18 @@ class Hold:
         settlement = self._settlement(ending)
         if self.protected:
             await self._client.wait_shortly(settlement)
-            if settlement.error is not None and error is not None:
+            if error is not None and not settlement.done.is_set():
+                error.add_note("idemactor could not tell the server yet how this ended, and goes on trying")
+            elif error is not None and settlement.error is not None:
                 error.add_note(f"idemactor could not tell the server how this ended: {settlement.error}")
 
     async def _finish(self) -> None:
         """The body ended well: commit, or what it asked for instead."""
-        if self._ending is not None or not self.protected:
-            await self._settle_shortly(self._ending or Commit(self._outcome))
+        ending = self._ending or Commit(self._outcome)
+        if not self.protected:
+            await self._settle_shortly(ending)
             return
-        settlement = self._settlement(Commit(self._outcome))
+        settlement = self._settlement(ending)
         try:
             await self._client.wait_patiently(settlement, self.options.timeout_ms)
         except BaseException:
@@ -361,8 +379,28 @@ class Hold:
         if settlement.done.is_set() and error is None:
             return
         if isinstance(error, Refused):
-            if not isinstance(error, StaleTokenError | UnknownKeyError):
+            await self._refused(ending, error)
+            return
+        raise self._unacknowledged(ending) from error
+
+    async def _refused(self, ending: Ending, error: Refused) -> None:
+        """The server did not take how this ended."""
+        match ending:
+            case GiveBack(keep_evidence=False) if isinstance(error, UnknownKeyError):
+                return  # The key is free, as was asked for.
+            case Commit() if not isinstance(error, StaleTokenError | UnknownKeyError):
                 # Refused for itself, it leaves an effect that nobody may repeat unasked.
                 await self._settle_shortly(LeaveInDoubt(f"the commit was refused: {reason_of(error)}"))
-            raise error
-        raise CommitUnacknowledged(operation_id=self._operation_id, token=self.token, outcome=self._outcome) from error
+        raise error
+
+    def _unacknowledged(self, ending: Ending) -> EndingUnacknowledged:
+        match ending:
+            case Commit():
+                return CommitUnacknowledged(operation_id=self._operation_id, token=self.token, outcome=self._outcome)
+            case GiveBack():
+                detail = "the key was not given back, as far as is known: no answer came"
+            case LeaveInDoubt():
+                detail = "nobody was told that the key is in doubt, as far as is known: no answer came"
+            case _:
+                assert_never(ending)
+        return EndingUnacknowledged(detail, operation_id=self._operation_id, token=self.token)

@@ -115,7 +115,8 @@ class Holding(Commands):
             MismatchError: On entering: the key stands for another payload.
             OutOfService: On entering: nobody could be asked.
             LeaseLost: On leaving: another attempt may be at work.
-            CommitUnacknowledged: On leaving: the body is through, and nobody knows whether the server knows.
+            EndingUnacknowledged: On leaving: the body is through, and nobody knows whether the server knows how it
+                ended; its kind ``CommitUnacknowledged`` where it was to be committed.
             StaleTokenError: On leaving: the body is through, but somebody took over meanwhile (now an incident).
             UnknownKeyError: On leaving: the body is through, but the server lost or forgot the key.
         """

@@ -13,6 +13,7 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
+from idemactor.core.commands import Reserve
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
@@ -95,6 +96,7 @@ class _Views:
         members = await read_members(request, op)
         key = header_key(request.headers)
         command = command_from(op, members, scope, Dialect.JSON, header_key=key)
+        _current().waits = isinstance(command, Reserve) and command.wait_ms > 0
         [answer] = await operations.carry_out(self._context, [command], _current().handed_over)
         return _response(answered(answer, command, is_operator=scope.operator))
 

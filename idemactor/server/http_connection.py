@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Awaitable, Callable
 from typing import Final, assert_never
 
 import trio
@@ -19,11 +20,14 @@ from hypercorn.utils import parse_socket_addr
 
 from idemactor.server.app_tasks import AppTasks
 from idemactor.server.http_protocol import GuardedH11, Phase, Refusal
-from idemactor.server.http_shared import WRITE_BYTES, Shared
+from idemactor.server.http_shared import HANGING_UP_MS, WRITE_BYTES, Shared
 
 READ_BYTES: Final = 65_536
 LINGER_BYTES_MAX: Final = 8 * 1024 * 1024
 """How much of a request that was refused half-way is read and thrown away, so that the client sees the refusal."""
+
+AHEAD_BYTES_MAX: Final = 65_536
+"""How much is read ahead of a pipeline while an answer is awaited: its end tells that the client has left."""
 
 _MS_PER_S: Final = 1_000
 _TOO_SLOW: Final = Refusal(408, "The request did not arrive in time.")
@@ -43,6 +47,9 @@ class HttpConnection:
         self._reading = trio.CancelScope()
         self._write_lock = trio.Lock()
         self._is_broken = False
+        self._ahead = bytearray()
+        self._ahead_ended = False
+        self._entered = trio.Event()
         self._phase_ends_at = math.inf
 
     async def run(self, preread: bytes) -> None:
@@ -74,6 +81,7 @@ class HttpConnection:
         if phase is self.phase:
             return
         self.phase = phase
+        self._entered.set()
         self._phase_ends_at = trio.current_time() + self._allowed_s(phase)
         self._arm()
 
@@ -139,14 +147,49 @@ class HttpConnection:
         if preread:
             await protocol.handle(RawData(data=preread))
         while not self.closing:
-            try:
-                data = await self._stream.receive_some(READ_BYTES)
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                data = b""
-            await protocol.handle(RawData(data=bytes(data)))
+            data = await self._next_bytes()
+            await protocol.handle(RawData(data=data))
             if not data:
-                # Half-closing after a request counts as hanging up, as it does for hypercorn.
-                await self._stop()
+                await self._client_left(protocol)
+
+    async def _next_bytes(self) -> bytes:
+        """What comes next, nothing at the end: what was read ahead first."""
+        if self._ahead:
+            data = bytes(self._ahead)
+            self._ahead.clear()
+            return data
+        return b"" if self._ahead_ended else await self._receive()
+
+    async def _receive(self) -> bytes:
+        try:
+            return bytes(await self._stream.receive_some(READ_BYTES))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return b""
+
+    async def meanwhile(self, turn: Callable[[], Awaitable[object]]) -> None:
+        """Waits for ``turn`` and reads ahead, within a limit: a client that leaves is seen to leave."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read_ahead)
+            await turn()
+            nursery.cancel_scope.cancel()
+
+    async def _read_ahead(self) -> None:
+        while not self._ahead_ended and len(self._ahead) < AHEAD_BYTES_MAX:
+            data = await self._receive()
+            self._ahead += data
+            self._ahead_ended = not data
+        if self._ahead_ended and self._protocol is not None:
+            # Requests that were read whole behind this one still have their turn.
+            await self._protocol.client_left()
+
+    async def _client_left(self, protocol: GuardedH11) -> None:
+        """The client sends no more. Who waits is told at once; what was read whole has a moment to be answered."""
+        await protocol.client_left()
+        with trio.move_on_after(HANGING_UP_MS / _MS_PER_S):
+            while self.phase is Phase.ANSWER and not self.closing:
+                self._entered = trio.Event()
+                await self._entered.wait()
+        await self._stop()
 
     async def _write(self, data: bytes) -> None:
         try:

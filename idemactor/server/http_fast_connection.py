@@ -178,6 +178,10 @@ class FastConnection:
             self._paused = True
             self._lane.pause(self._fd)
 
+    def left(self) -> None:
+        """The client sends no more: nothing that waits is granted to it any longer."""
+        self.closed = True
+
     def ended(self) -> None:
         """Nothing more will come over the lane: half-closing counts as hanging up, as behind us.
 

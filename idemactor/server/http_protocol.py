@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 from typing import Protocol
 
@@ -118,6 +119,9 @@ class Link(Protocol):
     def enter(self, phase: Phase) -> None:
         """Starts the deadline of ``phase`` and ends that of the phase before."""
 
+    async def meanwhile(self, turn: Callable[[], Awaitable[object]]) -> None:
+        """Waits for ``turn`` and keeps an eye on the client, who may leave before it comes."""
+
     def refused(self, refusal: Refusal) -> None:
         """Takes note of an answer of the guard's own."""
 
@@ -166,6 +170,11 @@ class GuardedH11(H11Protocol):
             await self.send(RawData(data=render(refusal, self.config.response_headers("h11"))))
         await self.send(Closed())
 
+    async def client_left(self) -> None:
+        """Tells the app that its client sends no more; whether there still is an answer to give is the app's to say."""
+        if isinstance(self.stream, HTTPStream) and self.stream.app_put is not None:
+            await self.stream.app_put({"type": "http.disconnect"})
+
     async def handle(self, event: Event) -> None:
         if isinstance(event, RawData) and event.data and self._h11.their_state is h11.IDLE:
             # Only the first byte starts the clock, for a phase is not entered twice: one byte a second gains nothing.
@@ -208,7 +217,7 @@ class GuardedH11(H11Protocol):
         elif event is h11.PAUSED:
             # The next request of a pipeline waits, unread, until this one is answered.
             await self.can_read.clear()
-            await self.can_read.wait()
+            await self._link.meanwhile(self.can_read.wait)
         elif isinstance(event, h11.Data) and self.stream is not None:
             await self.stream.handle(Body(stream_id=STREAM_ID, data=bytes(event.data)))
         elif isinstance(event, h11.EndOfMessage) and self.stream is not None:

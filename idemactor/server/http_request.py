@@ -16,13 +16,16 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from idemactor.core.limits import BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.server.http_shared import HANGING_UP_MS
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 from idemactor.wire.strict_json import InvalidJSON, parse
 
 KEY_HEADER: Final = "Idempotency-Key"
 
+_MS_PER_S: Final = 1_000
 _OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve"})
-_JSON_TYPE: Final = re.compile(r"application/(?:json|[a-z0-9!#$&^_.+-]*\+json)")
+_JSON_TYPE: Final = re.compile(r"application/json|[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+\+json")
+"""RFC 8259, section 11, and the structured suffix of RFC 6839, section 3.1, whatever the type it is a suffix of."""
 
 
 class HttpRequest(TrioRequest):
@@ -30,11 +33,13 @@ class HttpRequest(TrioRequest):
 
     Attributes:
         handed_over: Set once its commands are with the shards, from where nothing takes them back.
+        waits: Whether it may wait for its key: a client that leaves ends that at once.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.handed_over = trio.Event()
+        self.waits = False
 
 
 class HttpExchange(TrioASGIHTTPConnection):
@@ -52,6 +57,9 @@ class HttpExchange(TrioASGIHTTPConnection):
                 read_whole = True
         if read_whole and isinstance(request, HttpRequest):
             await request.handed_over.wait()
+            if not request.waits:
+                # It may only have closed its sending side, as a shell's netcat does: the answer is about to be there.
+                await trio.sleep(HANGING_UP_MS / _MS_PER_S)
         nursery.cancel_scope.cancel()
 
 

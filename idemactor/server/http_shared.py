@@ -17,6 +17,10 @@ from idemactor.server.listeners import CONNECTIONS_MAX_DEFAULT, AcceptObserver
 WRITE_BYTES: Final = 65_536
 """An answer is written in pieces of this size, so that a slow client that does read is not cut off."""
 
+HANGING_UP_MS: Final = 1_000
+"""How long a request that was read whole may still take once its client sends no more: it may have closed only its
+sending side, and be waiting for the answer."""
+
 _MS_PER_S: Final = 1_000
 
 

@@ -39,6 +39,9 @@ class Reader(Protocol):
     def received(self, data: bytes) -> None:
         """Something came."""
 
+    def left(self) -> None:
+        """The client sends no more, seen while it is paused: what it sent before is not read yet."""
+
     def ended(self) -> None:
         """Nothing more will come: the client closed its side, or the connection broke."""
 
@@ -81,7 +84,7 @@ class Lane:
         from reporting that one, again and again until it is read.
         """
         if fd in self._readers:
-            self._epoll.modify(fd, 0)
+            self._epoll.modify(fd, select.EPOLLRDHUP)
 
     def resume(self, fd: int) -> None:
         """Go on reading after ``pause``. Harmless where it is not watched (any more): late answers come here."""
@@ -105,9 +108,15 @@ class Lane:
         until = time.monotonic() + LOOK_MS_MAX / _MS_PER_S
         while True:
             events = self._epoll.poll(0, LOOK_EVENTS)
-            for fd, _ in events:
+            for fd, event in events:
                 reader = self._readers.get(fd)
-                if reader is not None:
+                if reader is None:
+                    continue
+                if event == select.EPOLLRDHUP:
+                    # Told once: the system would report it until everything before it was read.
+                    self._epoll.modify(fd, 0)
+                    reader.left()
+                else:
                     self._read(fd, reader)
             if len(events) < LOOK_EVENTS or time.monotonic() >= until:
                 break

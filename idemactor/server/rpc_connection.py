@@ -150,6 +150,10 @@ class RpcConnection:
         elif self._frames.partial and self._frame_ends_at == math.inf:
             self._await_rest()
 
+    def left(self) -> None:
+        """The client sends no more: nothing that waits is granted to it any longer."""
+        self._calls.closed = True
+
     def ended(self) -> None:
         """Nothing more will come over the lane."""
         self._ended = True

@@ -26,6 +26,7 @@ class Reader:
         self.got = b""
         self.reads = 0
         self.ends = 0
+        self.leaves = 0
         self._lane = lane
         self._envelopes = envelopes
 
@@ -34,6 +35,9 @@ class Reader:
         self.got += data
         if self._envelopes:
             self._lane.route([ENVELOPE] * self._envelopes)
+
+    def left(self) -> None:
+        self.leaves += 1
 
     def ended(self) -> None:
         self.ends += 1

@@ -1,0 +1,83 @@
+"""Clients that leave, or seem to: who waits is let go, and what was read whole is still answered (contract, 12)."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from typing import Final
+
+import pytest
+
+from tests.system.clients import connect, read_to_end
+from tests.system.process import Server
+
+SETTLE_S: Final = 0.2
+"""How long a server may take to see that a client left, seconds."""
+BEHIND: Final = (b"", b"\r\n", b"GET /livez HT", b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n")
+"""What a client may have sent behind a request that waits."""
+
+
+def post(path: str, members: object, *, chunked: bool) -> bytes:
+    """A call in the usual shape, or in one that only the complete implementation reads."""
+    body = json.dumps(members).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\n".encode()
+    if chunked:
+        return head + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+    return head + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("behind", BEHIND)
+@pytest.mark.parametrize("half", [False, True])
+def test_who_waits_and_leaves_is_not_granted(server: Server, chunked: bool, behind: bytes, half: bool) -> None:
+    key = f"left-{chunked}-{BEHIND.index(behind)}-{half}"
+    with server.http_client() as holder:
+        token = holder.call("reserve", key=key).members["token"]
+        waiting = connect(server.http)
+        waiting.sendall(post("/v1/default/reserve", {"key": key, "wait_ms": 5_000}, chunked=chunked) + behind)
+        time.sleep(SETTLE_S)
+        if half:
+            waiting.shutdown(socket.SHUT_WR)
+        else:
+            waiting.close()
+        time.sleep(SETTLE_S)
+        assert holder.call("release", key=key, token=token).status == 200
+        assert holder.call("get", key=key).status == 404
+        waiting.close()
+
+
+def test_who_waits_and_leaves_behind_much_that_is_unread_is_not_granted(server: Server) -> None:
+    with server.http_client() as holder:
+        token = holder.call("reserve", key="much").members["token"]
+        waiting = connect(server.http)
+        waiting.sendall(post("/v1/default/reserve", {"key": "much", "wait_ms": 5_000}, chunked=False))
+        waiting.sendall(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n" * 6_000)
+        time.sleep(SETTLE_S)
+        waiting.shutdown(socket.SHUT_WR)
+        time.sleep(SETTLE_S)
+        assert holder.call("release", key="much", token=token).status == 200
+        assert holder.call("get", key="much").status == 404
+        waiting.close()
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("first", [b"", b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n"])
+def test_a_client_that_closes_its_sending_side_is_still_answered(server: Server, chunked: bool, first: bytes) -> None:
+    for attempt in range(5):
+        key = f"half-{chunked}-{len(first)}-{attempt}"
+        with connect(server.http) as sock:
+            sock.sendall(first + post("/v1/default/reserve", {"key": key}, chunked=chunked))
+            sock.shutdown(socket.SHUT_WR)
+            answer = read_to_end(sock)
+        assert b"HTTP/1.1 201" in answer, answer
+        assert b'"result":"reserved"' in answer
+
+
+@pytest.mark.parametrize("path", ["/livez", "/v1/default/policy", "/v1/default/records", "/metrics", "/nowhere"])
+def test_questions_of_such_a_client_are_answered_too(server: Server, path: str) -> None:
+    for _ in range(5):
+        with connect(server.http) as sock:
+            sock.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode())
+            sock.shutdown(socket.SHUT_WR)
+            assert read_to_end(sock).startswith(b"HTTP/1.1 ")
