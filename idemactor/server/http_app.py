@@ -5,6 +5,7 @@ Whatever goes wrong leaves as a problem (RFC 9457), the framework's own refusals
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Final
@@ -37,6 +38,8 @@ _CODES: Final = {
     415: Code.UNSUPPORTED_MEDIA_TYPE,
 }
 _INTERNAL: Final = 500
+_ORIGIN: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
+"""What comes before the path where a target is in absolute form (RFC 9112, section 3.2.2)."""
 
 View = Callable[..., Awaitable[Response]]
 
@@ -63,10 +66,19 @@ def build_app(context: ServerContext) -> QuartTrio:
     _route(app, "GET", "/readyz", views.readyz)
     _route(app, "GET", "/metrics", views.metrics)
     _route(app, "GET", "/openapi.json", views.openapi)
+    app.before_request(_refuse_loose_path)
     app.register_error_handler(RequestError, views.refused)
     app.register_error_handler(HTTPException, views.framework_refused)
     app.register_error_handler(Exception, views.failed)
     return app
+
+
+async def _refuse_loose_path() -> None:
+    """A path is what was sent, byte for byte: what only becomes one by tidying up is unknown, here and to a proxy."""
+    raw = request.scope["raw_path"]
+    path = _ORIGIN.sub(b"", raw, count=1) if not raw.startswith(b"/") else raw
+    if not path.startswith(b"/") or path.startswith(b"//") or b"%2f" in path.lower():
+        raise RequestError(Code.NOT_FOUND, "there is nothing at this path")
 
 
 def _route(app: QuartTrio, method: str, path: str, view: View) -> None:
@@ -121,8 +133,9 @@ class _Views:
 
     async def acknowledge(self, namespace: str, incident_id: str) -> Response:
         scope = self._scope(namespace, "acknowledge")
-        if await read_members(request, "acknowledge"):
-            raise InvalidRequest("acknowledging takes no members")
+        members = await read_members(request, "acknowledge")
+        if members:
+            raise InvalidRequest("acknowledging takes no members", field=next(iter(members)))
         ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
         _current().handed_over.set()
         return _response(told(await ask()))

@@ -25,7 +25,7 @@ from idemactor.core.queries import (
 from idemactor.core.replies import Overloaded, Unavailable
 from idemactor.errors import InvalidRequest, RequestError
 from idemactor.observability.metrics import ShardStanding
-from idemactor.server.auth import Principal, unauthenticated
+from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
@@ -101,11 +101,14 @@ class Batch:
         """
         if principal is None:
             raise unauthenticated()
+        if principal.role is Role.METRICS:
+            raise forbidden("this token only reads metrics")
         ops = members.get("ops")
         if not isinstance(ops, list):
             raise InvalidRequest("ops is an array of calls", field="ops")
-        if len(members) > 1:
-            raise InvalidRequest("a batch has ops and nothing else")
+        unknown = next((name for name in members if name != "ops"), None)
+        if unknown is not None:
+            raise InvalidRequest("a batch has ops and nothing else", field=unknown)
         if len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
         return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)

@@ -311,3 +311,32 @@ def test_an_incident_from_first_to_last(server: Server) -> None:
         assert client.get("/v1/default/incidents").members["incidents"] == []
         client.call("commit", key="twice", token=first["token"], outcome=outcome)
         assert client.get("/v1/default/incidents").members["incidents"] == []
+
+
+# ----------------------------------------------------------------------------------------------------------- loose paths
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "//v1/default/reserve", "///v1/default/reserve", "/v1/default%2Freserve", "/v1%2fdefault/reserve",
+        "/v1//default/reserve", "/v1/default/reserve/", "ftp://x/v1/default/reserve", "http://x//v1/default/reserve",
+    ],
+)  # fmt: skip
+def test_what_only_tidying_up_would_make_a_path_is_unknown(server: Server, target: str) -> None:
+    body = json.dumps({"key": f"loose {target}"}).encode()
+    head = f"POST {target} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nConnection: close\r\n".encode()
+    status, members = told(raw(server.http, head + b"Content-Length: %d\r\n\r\n" % len(body) + body))
+    assert (status, members["code"]) == (404, "IDEMPOTENCY_NOT_FOUND")
+
+
+def test_a_target_in_absolute_form_is_its_path(server: Server) -> None:
+    data = request("reserve", {"key": "absolute"}).replace(b"POST /v1", b"POST http://t/v1", 1)
+    status, members = told(raw(server.http, data))
+    assert (status, members["result"]) == (201, "reserved")
+
+
+@pytest.mark.parametrize("media_type", ["text/x+json", "model/gltf+json", "application/vnd.api+json; charset=utf-8"])
+def test_any_structured_json_is_json(server: Server, media_type: str) -> None:
+    data = request("reserve", {"key": media_type}).replace(b"application/json", media_type.encode(), 1)
+    assert told(raw(server.http, data))[0] == 201
