@@ -313,16 +313,22 @@ def test_an_incident_from_first_to_last(server: Server) -> None:
         assert client.get("/v1/default/incidents").members["incidents"] == []
 
 
-# ----------------------------------------------------------------------------------------------------------- loose paths
+# ---------------------------------------------------------------------------------------------------------- loose paths
 
 
 @pytest.mark.parametrize(
     "target",
     [
-        "//v1/default/reserve", "///v1/default/reserve", "/v1/default%2Freserve", "/v1%2fdefault/reserve",
-        "/v1//default/reserve", "/v1/default/reserve/", "ftp://x/v1/default/reserve", "http://x//v1/default/reserve",
+        "//v1/default/reserve",
+        "///v1/default/reserve",
+        "/v1/default%2Freserve",
+        "/v1%2fdefault/reserve",
+        "/v1//default/reserve",
+        "/v1/default/reserve/",
+        "ftp://x/v1/default/reserve",
+        "http://x//v1/default/reserve",
     ],
-)  # fmt: skip
+)
 def test_what_only_tidying_up_would_make_a_path_is_unknown(server: Server, target: str) -> None:
     body = json.dumps({"key": f"loose {target}"}).encode()
     head = f"POST {target} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nConnection: close\r\n".encode()
