@@ -5,6 +5,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
 # The oldest supported Python comes first: Debian's own is enough. `make PYTHON=python3.13 ...` takes another.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 # Arguments for pytest and for the benchmarks, for example `make test ARGS="-k config"`.
@@ -42,8 +43,12 @@ check: install ## Lint, formatting, types, and the direction of the imports.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: install ## Run the benchmarks (ARGS are theirs).
+bench: $(BENCH_STAMP) ## Measure, beside Redis, PostgreSQL and a Durable Object (QUICK=1; ARGS names sections).
 	$(BIN)/python -m bench $(ARGS)
+
+$(BENCH_STAMP): $(STAMP) requirements-bench.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-bench.lock
+	@touch $@
 
 crash: install ## Kill and cut the power of real servers, many rounds (CRASH_ROUNDS, POWER_ROUNDS).
 	CRASH_ROUNDS=$(CRASH_ROUNDS) POWER_ROUNDS=$(POWER_ROUNDS) $(BIN)/python -m pytest tests/system -k "crash or power" $(ARGS)
@@ -51,10 +56,12 @@ crash: install ## Kill and cut the power of real servers, many rounds (CRASH_ROU
 sim: install ## Run the simulator over many seeds (SIM_SEEDS).
 	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/python -m pytest tests/sim $(ARGS)
 
-lock: install ## Resolve pyproject.toml into requirements.lock (ARGS=--upgrade takes newer versions).
-	$(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 --extra dev \
-		--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock" \
-		--output-file requirements.lock $(ARGS) pyproject.toml
+LOCK := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 \
+	--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock"
+
+lock: install ## Resolve pyproject.toml into the lock files (ARGS=--upgrade takes newer versions).
+	$(LOCK) --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
+	$(LOCK) --extra bench --constraint requirements.lock --output-file requirements-bench.lock $(ARGS) pyproject.toml
 
 clean: ## Remove the environment and every cache; data stays.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

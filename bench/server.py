@@ -1,50 +1,72 @@
-"""A real server process for a benchmark, on ports of its own and with its data in a directory of its own."""
+"""A real server process for a benchmark, on addresses of its own and with its data in a directory of its own."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
-STOP_S: Final = 20.0
-"""How long a server may take to drain."""
+from bench.processes import BenchError, running, tail
+
+Durability = Literal["full", "process"]
+
+CONFIG: Final = """\
+[server]
+durability = "{durability}"
+# An expiry storm begins when we say: the directory's time is set ahead of the wall clock.
+clock_backstep_max_ms = 86400000
+[http]
+bind = ["127.0.0.1:0", "unix:{sockets}/http.sock"]
+[rpc]
+bind = ["127.0.0.1:0", "unix:{sockets}/rpc.sock"]
+[namespaces.default]
+records_max = 100000000
+# Longer than a run, as with the peers: what one subject left must not expire while another is measured.
+lease_ms = 3600000
+ttl_ms = 86400000
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Where a server answers: ``host:port`` each."""
+    """Where a server answers, ``host:port`` or ``unix:/path``, and which process it is."""
 
     http: str
+    http_unix: str
     rpc: str
+    rpc_unix: str
     pid: int
+    process: subprocess.Popen[str]
+    ready_s: float
+    """Seconds from its start to its ready line."""
 
 
 @contextlib.contextmanager
-def running(data_dir: Path, *, shards: int) -> Iterator[Server]:
-    """Start ``idemactor serve`` and stop it in the end.
+def serving(data_dir: Path, *, shards: int, durability: Durability = "full") -> Iterator[Server]:
+    """Start ``idemactor serve`` on ``data_dir`` and stop it in the end.
 
     Raises:
-        RuntimeError: It did not come up; what it said is in the message.
+        BenchError: It did not come up; what it said is in the message.
     """
-    command = [sys.executable, "-m", "idemactor", "serve", "--data-dir", str(data_dir), "--shards", str(shards)]
-    command += ["--http", "127.0.0.1:0", "--rpc", "127.0.0.1:0", "--config", os.devnull]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    try:
+    sockets = data_dir.with_name(data_dir.name + ".run")
+    sockets.mkdir(mode=0o700, exist_ok=True)
+    config, log = sockets / "config.toml", sockets / "log"
+    config.write_text(CONFIG.format(durability=durability, sockets=sockets))
+    command = [sys.executable, "-m", "idemactor", "serve", "--config", str(config)]
+    command += ["--data-dir", str(data_dir), "--shards", str(shards)]
+    started = time.perf_counter()
+    with running(command, log=log, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         words = process.stdout.readline().split()
         if words[:2] != ["idemactor", "ready"]:
-            raise RuntimeError(f"the server did not come up: {words}")
+            raise BenchError(f"the server did not come up: {words} {tail(log)}")
+        ready_s = time.perf_counter() - started
         addresses = dict(word.split("=", 1) for word in words[2:])
-        yield Server(addresses["http"], addresses["rpc"], process.pid)
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        http, http_unix = addresses["http"].split(",")
+        rpc, rpc_unix = addresses["rpc"].split(",")
+        yield Server(http, http_unix, rpc, rpc_unix, process.pid, process, ready_s)

@@ -1,0 +1,1 @@
+"""What is measured, one module each: ``measure(bench)`` returns a section of the report."""

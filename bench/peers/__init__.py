@@ -1,0 +1,1 @@
+"""What people use instead: installed, started on the loopback with data on the same disk, and stopped again."""
