@@ -9,8 +9,45 @@ from typing import Any
 import anyio
 
 from idemactor.client.backoff import Backoff
+from idemactor.client.causes import cause_of
 from idemactor.client.errors import ClientClosed, ForkedError, OutOfService, Overloaded, Unreachable
 from idemactor.client.flight import Answer, Channel, Flight
+
+
+class Budget:
+    """How long one call may take: its time, and what a server has it wait on purpose.
+
+    A server that is not there has nobody wait: what is spent without it counts, so that a call that may wait for a
+    minute is given up as soon as any other.
+
+    Attributes:
+        scope: Where the call runs.
+        deadline: When the time is up, as things are; seconds of the event loop's clock.
+    """
+
+    def __init__(self, flight: Flight, budget_ms: int | None, local: bool) -> None:
+        now_s = anyio.current_time()
+        self._flight = flight
+        self._local = local
+        self._end_s = math.inf if budget_ms is None else now_s + budget_ms / 1000
+        self._waits_s = flight.waits_ms / 1000
+        self._waited_s = 0.0
+        self._moved_s = now_s
+        self.scope = anyio.CancelScope()
+        self._set(flight.waiting)
+        flight.on_move = self._move
+
+    def _move(self, spent: bool) -> None:
+        now_s = anyio.current_time()
+        if not self._flight.waiting and spent:
+            self._waited_s = min(self._waits_s, self._waited_s + now_s - self._moved_s)
+        self._moved_s = now_s
+        self._set(self._flight.waiting)
+
+    def _set(self, waiting: bool) -> None:
+        self.deadline = self._end_s + (self._waits_s if waiting else self._waited_s)
+        # What always answers may wait for as long as its own clock says, which may be one that a test moves.
+        self.scope.deadline = math.inf if self._local else self.deadline
 
 
 class Caller:
@@ -43,7 +80,8 @@ class Caller:
 
         Args:
             flight: The call.
-            budget_ms: How long to go on, beside what the server waits on purpose; None: until there is an answer.
+            budget_ms: How long to go on, beside what a server that is there waits on purpose; None: until there is an
+                answer.
 
         Raises:
             Refused: The server said no.
@@ -52,11 +90,9 @@ class Caller:
         self.check()
         trouble: OutOfService | None = None
         backoff = Backoff()
-        allowed_s = math.inf if budget_ms is None else (budget_ms + flight.waits_ms) / 1000
-        deadline = anyio.current_time() + allowed_s
-        # What always answers may wait for as long as its own clock says, which may be one that a test moves.
-        with anyio.CancelScope(deadline=math.inf if self.channel.local else deadline):
-            while trouble is None or anyio.current_time() < deadline:
+        budget = Budget(flight, budget_ms, self.channel.local)
+        with budget.scope:
+            while trouble is None or anyio.current_time() < budget.deadline:
                 answer = await self._exchange(flight)
                 if not isinstance(answer.error, OutOfService):
                     return _opened(answer)
@@ -64,8 +100,8 @@ class Caller:
                 await anyio.sleep(backoff.next_s())
         if trouble is not None:
             raise trouble
-        where = self.channel.where
-        raise Unreachable(f"no answer from {where} within {budget_ms} ms") from self.channel.trouble
+        where, cause = self.channel.where, self.channel.trouble
+        raise Unreachable(f"no answer from {where} within {budget_ms} ms: {cause_of(cause)}") from cause
 
     async def _exchange(self, flight: Flight) -> Answer:
         answer = await self.channel.exchange(flight)

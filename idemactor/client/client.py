@@ -25,6 +25,7 @@ from anyio.abc import TaskGroup
 
 from idemactor.client.address import dial, parse_address
 from idemactor.client.caller import Caller
+from idemactor.client.checks import check_duration, check_text, check_whole, on_unavailable_from
 from idemactor.client.clock import LeaseClock, ManualClock, SystemClock
 from idemactor.client.errors import ClientClosed
 from idemactor.client.flight import Channel, Flight
@@ -33,7 +34,7 @@ from idemactor.client.link import Link
 from idemactor.client.results import NamespacePolicy
 from idemactor.client.settle import Report, Settler
 from idemactor.core.limits import HOLDER_CHARS_MAX
-from idemactor.core.policy import OnUnavailable, Policy
+from idemactor.core.policy import Policy
 
 TIMEOUT_MS: Final = 10_000
 CONNECT_MS: Final = 2_000
@@ -65,7 +66,8 @@ class Client(Holding):
         on_report: Told how it went when the server was told of what went on unprotected. Must not block.
 
     Raises:
-        ValueError: The address is none.
+        TypeError: An argument is of the wrong type.
+        ValueError: An argument is none that there is, the address for one.
 
     Attributes:
         unprotected: How many holds went on although nobody could be asked.
@@ -89,7 +91,15 @@ class Client(Holding):
         unavailable_after_ms: int | None = None,
         on_report: Callable[[Report], None] | None = None,
     ) -> None:
+        check_text("address", address)
         place = parse_address(address)
+        if token is not None:
+            check_text("token", token)
+        check_duration("connect_ms", connect_ms, above_zero=True)
+        check_duration("silence_ms", silence_ms, above_zero=True)
+        check_whole("in_flight_max", in_flight_max, least=1)
+        if unavailable_after_ms is not None:
+            check_whole("unavailable_after_ms", unavailable_after_ms)
         context = ssl.create_default_context() if tls is True else tls or None
 
         def connect() -> Channel:
@@ -103,7 +113,7 @@ class Client(Holding):
             )
 
         self._set_up(connect, SystemClock(), timeout_ms, cleanup_ms, holder)
-        self._on_unavailable = None if on_unavailable is None else OnUnavailable(on_unavailable)
+        self._on_unavailable = on_unavailable_from(on_unavailable)
         self._unavailable_after_ms = unavailable_after_ms
         self._on_report = on_report
 
@@ -115,6 +125,10 @@ class Client(Holding):
         cleanup_ms: int,
         holder: str | None,
     ) -> None:
+        check_duration("timeout_ms", timeout_ms)
+        check_duration("cleanup_ms", cleanup_ms)
+        if holder is not None:
+            check_text("holder", holder)
         self.unprotected = 0
         self.lease_clock = lease_clock
         self._connect = connect

@@ -9,8 +9,9 @@ from typing import Final
 from idemactor.core.limits import REASON_CHARS_MAX
 from idemactor.core.record import Outcome
 
-_UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]+")
-"""What no reason may hold (contract, sections 8 and 12): control characters and lone surrogates."""
+_UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]+")
+"""What no reason may hold (contract, sections 8 and 12): control characters beside tabs and ends of lines, and
+lone surrogates."""
 
 LAPSE_MS: Final = 1
 """The shortest lease: what a takeover that is given up leaves behind."""

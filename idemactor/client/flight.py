@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -32,6 +33,8 @@ class Flight:
         sends: How often it was sent.
         first_sent_at: When it was sent first, seconds of the event loop's clock.
         sent_at: When it was sent last.
+        waiting: It is with a server that may take its time on purpose, or stands in line behind others that are.
+        on_move: Called when ``waiting`` changes, with whether the time since the last change was spent in waiting.
         uncertain: An earlier sending may have been carried out, and its answer is lost.
         answer: The latest answer.
     """
@@ -45,6 +48,8 @@ class Flight:
     sends: int = 0
     first_sent_at: float = 0.0
     sent_at: float = 0.0
+    waiting: bool = False
+    on_move: Callable[[bool], None] | None = None
     uncertain: bool = False
     answer: Answer | None = None
     body: bytes = b""
@@ -62,10 +67,20 @@ class Flight:
             self.first_sent_at = now_s
         self.sends += 1
         self.sent_at = now_s
+        self.wait(True)
+
+    def wait(self, waiting: bool, *, spent: bool = True) -> None:
+        """It waits from here on, or not; not ``spent``: with a server that was dead, so that it was no waiting."""
+        if waiting is self.waiting or not self.waits_ms:
+            return
+        self.waiting = waiting
+        if self.on_move is not None:
+            self.on_move(spent)
 
     def finish(self, answer: Answer) -> None:
         """The answer is here, or it is known that none will come."""
         self.answer = answer
+        self.wait(False)
         self.done.set()
 
     @property

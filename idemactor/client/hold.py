@@ -20,7 +20,6 @@ takeover again, with the same operation_id. A body that found out that no earlie
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Literal, Self, assert_never
@@ -40,7 +39,7 @@ from idemactor.client.errors import (
     UnknownKeyError,
 )
 from idemactor.client.keeper import Keeper
-from idemactor.client.params import Acquisition, outcome_from
+from idemactor.client.params import Acquisition, Headers, outcome_from
 from idemactor.client.results import Completed, Outcome, Reserved
 from idemactor.client.settle import Settlement
 from idemactor.core.limits import UNAVAILABLE_AFTER_MS_DEFAULT, WAIT_MS_MAX
@@ -52,6 +51,8 @@ if TYPE_CHECKING:
 
 REPEAT_WAIT_MS: Final = 250
 """The pause before waiting anew where a server answered before the wait was over (it is about to stop)."""
+
+_NOT_INSIDE: Final = "the hold is not entered, or was left already: this is for inside its `with`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,7 @@ class Hold:
         self._ending: Ending | None = None
         self._operation_id: str | None = None
         self._entered = False
+        self._inside = False
         self._effect_begun = False
         self._earlier_ruled_out = False
 
@@ -117,7 +119,8 @@ class Hold:
 
         Unprotected it is made here, since nobody could be asked.
         """
-        assert self._operation_id is not None, "the hold is not entered"
+        if self._operation_id is None:
+            raise RuntimeError(_NOT_INSIDE)
         return self._operation_id
 
     @property
@@ -146,7 +149,9 @@ class Hold:
         Raises:
             LeaseLost: The lease is lost: do not begin.
             DuplicateError: It was done before: do not begin.
+            RuntimeError: The hold is not entered, or was left: so it is with the other methods of the body.
         """
+        self._check_inside()
         if self._completed is not None:
             done = self._completed
             raise DuplicateError(
@@ -156,32 +161,42 @@ class Hold:
                 committed_at=done.committed_at,
                 expires_at=done.expires_at,
             )
-        self.check()
+        self._check_lease()
         self._effect_begun = True
 
     def check(self) -> None:
         """Raise LeaseLost if the lease is lost."""
+        self._check_inside()
+        self._check_lease()
+
+    def _check_inside(self) -> None:
+        if not self._inside:
+            raise RuntimeError(_NOT_INSIDE)
+
+    def _check_lease(self) -> None:
         if self._keeper is not None and self._keeper.is_lost():
             raise self._lease_lost(self._keeper)
 
-    def set_outcome(
-        self, *, status: int = 200, body: object = b"", headers: Sequence[tuple[str, str]] | None = None
-    ) -> None:
+    def set_outcome(self, *, status: int = 200, body: object = b"", headers: Headers | None = None) -> None:
         """What the operation answered: kept with the commit, given to every repeat.
 
         Args:
             status: 100 to 599.
             body: Bytes as they are, text as UTF-8, anything else as JSON.
-            headers: Name and value pairs; for a body that is made JSON ``content-type`` is added where they are None.
+            headers: Names with their values, or name and value pairs; for a body that is made JSON ``content-type`` is
+                added where they are None.
 
         Raises:
             InvalidRequest: Status or headers are out of shape.
             TypeError: The body has no JSON form.
+            ValueError: It has none because it holds a number that is infinite or none.
         """
+        self._check_inside()
         self._outcome = outcome_from(status, body, headers)
 
     def rule_out_earlier(self) -> None:
         """No earlier attempt had the effect (somebody looked): what gives this attempt back may free the key."""
+        self._check_inside()
         self._earlier_ruled_out = True
 
     def give_back(self, reason: str | None = None) -> None:
@@ -193,6 +208,7 @@ class Hold:
         Raises:
             TypeError: The reason is no text.
         """
+        self._check_inside()
         self._ending = self._giving_back(clean_reason(reason))
 
     def leave_in_doubt(self, reason: str | None = None) -> None:
@@ -204,6 +220,7 @@ class Hold:
         Raises:
             TypeError: The reason is no text.
         """
+        self._check_inside()
         self._ending = LeaveInDoubt(clean_reason(reason))
 
     # ------------------------------------------------------------------------------------------------------- beginning
@@ -225,6 +242,7 @@ class Hold:
         if self._keeper is not None:
             self._client.start_task(self._keeper.run)
         self._scope.__enter__()
+        self._inside = True
         return self
 
     async def _acquire(self) -> None:
@@ -287,7 +305,7 @@ class Hold:
         self._keeper = Keeper(claim, granted, asked_s, client.lease_clock, client.ask, self._on_lost)
         self.lost = self._keeper.lost
         await self._keeper.freshen(self.options.timeout_ms)
-        self.check()
+        self._check_lease()
 
     def _on_lost(self) -> None:
         if self.options.on_lost == "cancel":
@@ -301,6 +319,7 @@ class Hold:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        self._inside = False
         rest, caught = self._leave_scope(kind, error, trace)
         try:
             if self._completed is not None:

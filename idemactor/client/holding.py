@@ -7,18 +7,28 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack, cast
 
 import anyio
 
 from idemactor.client.caller import Caller
+from idemactor.client.checks import (
+    check_choice,
+    check_duration,
+    check_place,
+    check_text,
+    check_whole,
+    exceptions_from,
+    on_unavailable_from,
+    wait_ms_from,
+)
 from idemactor.client.clock import LeaseClock
 from idemactor.client.commands import Commands
 from idemactor.client.errors import IdemactorClientError
 from idemactor.client.flight import Flight
 from idemactor.client.hold import Hold, HoldOptions
-from idemactor.client.once import HELD, HoldArguments, Once, from_json, to_json
+from idemactor.client.once import HELD, HoldArguments, Once, check_function, from_json, to_json
 from idemactor.client.results import NamespacePolicy, policy_of
 from idemactor.client.settle import Settlement
 from idemactor.core.ids import ENTROPY_BITS, uuid7
@@ -81,7 +91,7 @@ class Holding(Commands):
         ttl_ms: int | None = None,
         window_ms: int | None = None,
         wait: bool | int = False,
-        not_executed: type[BaseException] | tuple[type[BaseException], ...] = (),
+        not_executed: type[BaseException] | Sequence[type[BaseException]] = (),
         on_lost: Literal["cancel", "tell"] = "cancel",
         on_unavailable: Literal["closed", "open"] | None = None,
         unavailable_after_ms: int | None = None,
@@ -110,6 +120,9 @@ class Holding(Commands):
             timeout_ms: How long to try to reserve, and to commit; None: see ``Client``.
 
         Raises:
+            TypeError: At the call: an argument is of the wrong type.
+            ValueError: At the call: an argument is none that there is.
+            InvalidRequest: At the call: no record can have this namespace or key.
             InFlightError: On entering: somebody else holds the key.
             InDoubtError: On entering: nobody knows what became of an earlier attempt.
             MismatchError: On entering: the key stands for another payload.
@@ -120,6 +133,13 @@ class Holding(Commands):
             StaleTokenError: On leaving: the body is through, but somebody took over meanwhile (now an incident).
             UnknownKeyError: On leaving: the body is through, but the server lost or forgot the key.
         """
+        check_place(namespace, key)
+        for name, value in (("lease_ms", lease_ms), ("ttl_ms", ttl_ms), ("window_ms", window_ms)):
+            if value is not None:
+                check_whole(name, value)
+        if holder is not None:
+            check_text("holder", holder)
+        options = self._hold_options(wait, not_executed, on_lost, on_unavailable, unavailable_after_ms, timeout_ms)
         asked = self._acquisition(
             "reserve",
             namespace=namespace,
@@ -133,15 +153,31 @@ class Holding(Commands):
             holder=holder or self._holder,
             on_duplicate=on_duplicate,
         )
-        options = HoldOptions(
-            wait_ms=(None if wait else 0) if isinstance(wait, bool) else wait,
-            not_executed=not_executed if isinstance(not_executed, tuple) else (not_executed,),
+        return Hold(self, asked, options)
+
+    def _hold_options(
+        self,
+        wait: bool | int,
+        not_executed: type[BaseException] | Sequence[type[BaseException]],
+        on_lost: Literal["cancel", "tell"],
+        on_unavailable: Literal["closed", "open"] | None,
+        unavailable_after_ms: int | None,
+        timeout_ms: int | None,
+    ) -> HoldOptions:
+        """How a hold behaves, all of it looked at: a wrong one must not show when the body is through."""
+        check_choice("on_lost", on_lost, ("cancel", "tell"))
+        if unavailable_after_ms is not None:
+            check_whole("unavailable_after_ms", unavailable_after_ms)
+        if timeout_ms is not None:
+            check_duration("timeout_ms", timeout_ms)
+        return HoldOptions(
+            wait_ms=wait_ms_from(wait),
+            not_executed=exceptions_from("not_executed", not_executed),
             on_lost=on_lost,
-            on_unavailable=self._on_unavailable if on_unavailable is None else OnUnavailable(on_unavailable),
+            on_unavailable=on_unavailable_from(on_unavailable) or self._on_unavailable,
             unavailable_after_ms=self._unavailable_after_ms if unavailable_after_ms is None else unavailable_after_ms,
             timeout_ms=self._timeout_ms if timeout_ms is None else timeout_ms,
         )
-        return Hold(self, asked, options)
 
     def once(
         self,
@@ -165,9 +201,13 @@ class Holding(Commands):
             encode: Makes bytes of what is returned, to be kept; JSON unless said otherwise.
             decode: The reverse of ``encode``.
             hold: What else ``hold`` takes.
+
+        Raises:
+            TypeError: At the decoration: it is no async function, or one that yields.
         """
 
         def decorate(function: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+            check_function(function, is_async=True)
             plan = Once(function, key, encode, decode)
 
             @functools.wraps(function)

@@ -40,6 +40,8 @@ they could keep out the commit that they wait for."""
 _WATCHES: Final = 4
 """How often a silence is looked for while it lasts."""
 
+_PING: Final = encode_body("ping", {})
+
 _BROKEN: Final = (
     OSError,
     anyio.BrokenResourceError,
@@ -105,7 +107,10 @@ class Link:
         """
         flight.body = flight.body or encode_body(flight.method, flight.params)
         slots = self._waiting if flight.waits_ms else self._slots
+        # A place among those that wait is not worth less patience than the waiting itself.
+        flight.wait(True)
         await slots.acquire()
+        flight.wait(False)
         flight.slots = slots
         flight.begin()
         self._queue.append(flight)
@@ -249,6 +254,10 @@ class Link:
                 continue
             if any(now > f.sent_at + self._silence_s + f.waits_ms / 1000 for f in self._on_wire.values()):
                 raise TimeoutError("nothing came after a call was sent")
+            if self._on_wire and not self._queue and all(f.waits_ms for f in self._on_wire.values()):
+                # Who is waited for may be gone: a server that is there answers this.
+                self._queue.append(Flight("ping", {}, abandoned=True, body=_PING))
+                self._wanted.set()
 
     def _lose(self) -> None:
         """The connection is over: what somebody still waits for goes out again, in the order in which it was sent."""
@@ -257,6 +266,7 @@ class Link:
         again: list[Flight] = []
         for flight in lost:
             flight.uncertain = True
+            flight.wait(False, spent=self._heard_at > flight.sent_at)
             if flight.adopted:
                 flight.finish(Answer(Unreachable("the connection ended before the answer came")))
                 _free(flight)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
@@ -31,7 +32,7 @@ class HoldArguments(TypedDict, total=False):
     ttl_ms: int | None
     window_ms: int | None
     wait: bool | int
-    not_executed: type[BaseException] | tuple[type[BaseException], ...]
+    not_executed: type[BaseException] | Sequence[type[BaseException]]
     on_lost: Literal["cancel", "tell"]
     on_unavailable: Literal["closed", "open"] | None
     unavailable_after_ms: int | None
@@ -62,6 +63,27 @@ def current_hold() -> Hold:
     if hold is None:
         raise LookupError("no function that is decorated with once is running")
     return hold
+
+
+def check_function(function: Callable[..., Any], *, is_async: bool) -> None:
+    """Accept a function that can be done once: of the other kind its effect would come after its key is committed.
+
+    Raises:
+        TypeError: It is an async function where a plain one is wanted, or the reverse, or one that yields.
+    """
+    if not callable(function):
+        raise TypeError(f"once decorates a function, and {function!r} is none")
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    # An object that can be called is as its ``__call__`` is.
+    kinds = (inner, getattr(inner, "__call__", None))  # noqa: B004
+    name = getattr(inner, "__qualname__", repr(inner))
+    if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
+        raise TypeError(f"{name} yields: only a function that returns can be done once")
+    if any(map(inspect.iscoroutinefunction, kinds)) is not is_async:
+        wanted, other = ("an async", "idemactor.client.sync") if is_async else ("a plain", "idemactor.client")
+        raise TypeError(f"this client's once decorates {wanted} function, and {name} is none: see {other}")
 
 
 @dataclass(frozen=True, slots=True)

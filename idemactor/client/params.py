@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -38,17 +38,23 @@ def outcome_members(outcome: Outcome) -> dict[str, Any]:
     return found
 
 
-def outcome_from(status: int, body: object, headers: Sequence[tuple[str, str]] | None) -> Outcome:
+Headers = Mapping[str, str] | Iterable[tuple[str, str]]
+"""The headers of an outcome, as callers give them."""
+
+
+def outcome_from(status: int, body: object, headers: Headers | None) -> Outcome:
     """An outcome that a commit will not be refused for.
 
     Args:
         status: 100 to 599.
         body: Bytes as they are, text as UTF-8, anything else as JSON.
-        headers: Name and value pairs; None: what says that the body is JSON, where it was made so.
+        headers: Names with their values, or name and value pairs; None: what says that the body is JSON, where it was
+            made so.
 
     Raises:
         InvalidRequest: The server would refuse it.
         TypeError: The body has no JSON form.
+        ValueError: It has none because it holds a number that is infinite or none.
     """
     try:
         if isinstance(body, bytes | bytearray | memoryview):
@@ -56,10 +62,9 @@ def outcome_from(status: int, body: object, headers: Sequence[tuple[str, str]] |
         elif isinstance(body, str):
             data = body.encode()
         else:
-            data = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
+            data = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
             headers = [("content-type", "application/json")] if headers is None else headers
-        pairs = [list(pair) for pair in headers or ()]
-        read: Outcome = _READ_OUTCOME({"status": status, "headers": pairs, "body": data})
+        read: Outcome = _READ_OUTCOME({"status": status, "headers": _pairs(headers or ()), "body": data})
     except errors.InvalidRequest as error:
         raise InvalidRequest(error.code, error.detail, field=error.field) from None
     except UnicodeEncodeError:
@@ -67,6 +72,14 @@ def outcome_from(status: int, body: object, headers: Sequence[tuple[str, str]] |
             Code.INVALID_REQUEST, "an outcome's body holds a lone surrogate", field="outcome"
         ) from None
     return read
+
+
+def _pairs(headers: Headers) -> object:
+    """The pairs as lists; what is out of shape stays as it is, for the server's rule to refuse."""
+    found: Iterable[object] = headers.items() if isinstance(headers, Mapping) else headers
+    if isinstance(found, str | bytes) or not isinstance(found, Iterable):
+        return found
+    return [list(pair) if isinstance(pair, tuple) else pair for pair in found]
 
 
 def fresh_request_id() -> str:

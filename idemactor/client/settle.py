@@ -33,6 +33,7 @@ from idemactor.client.errors import (
 from idemactor.client.flight import Flight
 from idemactor.client.params import Acquisition, members
 from idemactor.client.results import Completed, Reserved, Result, result_of
+from idemactor.core.limits import OUTCOME_BYTES_MAX
 from idemactor.core.record import Outcome
 
 GIVE_BACK_MS: Final = 300_000
@@ -67,12 +68,18 @@ class Report:
 
 
 class Settlement:
-    """Something that is being settled; ``done`` is set once ``error`` or ``result`` says how it went."""
+    """Something that is being settled; ``done`` is set once ``error`` or ``result`` says how it went.
 
-    __slots__ = ("done", "error", "result")
+    ``idle`` while there is nothing to settle unless the server grants what its caller no longer waits for, which it
+    never does once the connection is closed (contract, section 3, rule 6).
+    """
+
+    __slots__ = ("calm", "done", "error", "idle", "result")
 
     def __init__(self) -> None:
         self.done = anyio.Event()
+        self.calm = anyio.Event()
+        self.idle = False
         self.error: IdemactorClientError | None = None
         self.result: Any = None
 
@@ -95,11 +102,11 @@ class Settler:
     def end(self, claim: Claim, ending: Ending) -> Settlement:
         """End an attempt that is known by its token."""
         limit_s = GIVE_BACK_MS / 1000 if isinstance(ending, GiveBack) else math.inf
-        return self._start(lambda: self._end(claim, ending), limit_s)
+        return self._start(lambda _: self._end(claim, ending), limit_s)
 
     def give_back(self, acquisition: Acquisition) -> Settlement:
         """End an attempt that nobody took up, if it was granted at all."""
-        return self._start(lambda: self._give_back(acquisition), GIVE_BACK_MS / 1000)
+        return self._start(lambda settlement: self._give_back(acquisition, settlement), GIVE_BACK_MS / 1000)
 
     def report(self, acquisition: Acquisition, ending: Ending, operation_id: str) -> Settlement:
         """Tell the server what was done while it did not answer.
@@ -108,7 +115,7 @@ class Settler:
         better than an ``accept``: where the first question was carried out and only its answer was lost, the grant is
         our own and no double. Whatever else the server knows of the key by now may be one.
         """
-        reported = self._start(lambda: self._report(acquisition, ending, operation_id), math.inf)
+        reported = self._start(lambda _: self._report(acquisition, ending, operation_id), math.inf)
         if reported.error is not None:
             params = acquisition.params
             self._tell(Report(params["namespace"], params["key"], operation_id, False, False, reported.error))
@@ -117,13 +124,16 @@ class Settler:
     async def drain(self, patience_ms: int) -> None:
         """Wait for what is open, but not for long; what stays open then is lost, and said so."""
         with anyio.move_on_after(patience_ms / 1000, shield=True):
-            while self._open:
-                await next(iter(self._open)).done.wait()
+            while busy := self._busy():
+                await busy[0].calm.wait()
         self._closed = True
-        if self._open:
-            _log.warning("closed with %d operations not settled: their leases will run out", len(self._open))
+        if busy := self._busy():
+            _log.warning("closed with %d operations not settled: their leases will run out", len(busy))
 
-    def _start(self, work: Callable[[], Awaitable[Any]], limit_s: float) -> Settlement:
+    def _busy(self) -> list[Settlement]:
+        return [settlement for settlement in self._open if not settlement.idle]
+
+    def _start(self, work: Callable[[Settlement], Awaitable[Any]], limit_s: float) -> Settlement:
         settlement = Settlement()
         if self._closed:
             settlement.error = ClientClosed(_CLOSED)
@@ -131,16 +141,17 @@ class Settler:
             settlement.error = Unreachable(f"{OPEN_MAX} operations are not settled yet")
         if settlement.error is not None:
             settlement.done.set()
+            settlement.calm.set()
             return settlement
         self._open.add(settlement)
         self._tasks.start_soon(self._run, settlement, work, limit_s)
         return settlement
 
-    async def _run(self, settlement: Settlement, work: Callable[[], Awaitable[Any]], limit_s: float) -> None:
+    async def _run(self, settlement: Settlement, work: Callable[[Settlement], Awaitable[Any]], limit_s: float) -> None:
         error: IdemactorClientError | None = ClientClosed(_CLOSED)
         try:
             with anyio.move_on_after(limit_s) as scope:
-                settlement.result = await work()
+                settlement.result = await work(settlement)
                 error = None
             if scope.cancelled_caught:
                 error = Unreachable(f"not settled within {limit_s:.0f} s")
@@ -153,6 +164,7 @@ class Settler:
             settlement.error = error
             self._open.discard(settlement)
             settlement.done.set()
+            settlement.calm.set()
 
     # --------------------------------------------------------------------------------------------------------- the work
 
@@ -178,12 +190,11 @@ class Settler:
             return await self._ask("commit", **where, outcome=commit.outcome)
         except TooLarge:
             # A commit never fails because of its outcome: what blocks the key is worth more than what it answers.
-            bare = Outcome(commit.outcome.status) if commit.outcome is not None else None
-            return await self._ask("commit", **where, outcome=bare)
+            return await self._ask("commit", **where, outcome=_over_size(commit.outcome))
 
-    async def _give_back(self, acquisition: Acquisition) -> Result | None:
+    async def _give_back(self, acquisition: Acquisition, settlement: Settlement) -> Result | None:
         try:
-            reserved = await self._take_up(acquisition)
+            reserved = await self._look_ahead(acquisition, settlement) or await self._take_up(acquisition)
         except Refused:
             return None  # Not granted: nothing to give back.
         if not isinstance(reserved, Reserved):
@@ -191,6 +202,27 @@ class Settler:
         reason = "the caller left before it was answered"
         claim = Claim(acquisition.params["namespace"], acquisition.params["key"], reserved.token)
         return await self._end(claim, GiveBack(reason, keep_evidence=reserved.takeover))
+
+    async def _look_ahead(self, acquisition: Acquisition, settlement: Settlement) -> Result | None:
+        """What was answered already to a reserve whose caller left; None where nothing was.
+
+        It finds out whether the reserve is only waiting: then its answer is long in coming, or none. It is asked again
+        under its request_id, to be answered at once. Requests of one connection for one key are applied in order, so
+        that who is told "in flight" knows that the first one was not granted before.
+        """
+        flight = acquisition.flight
+        if not (flight.adopted and flight.waits_ms) or flight.done.is_set():
+            return None
+        again = Flight(acquisition.method, acquisition.params)
+        try:
+            return result_of(acquisition.method, await self._caller.ask(again, None))
+        except InFlightError:
+            settlement.idle = True
+            settlement.calm.set()
+            await flight.done.wait()
+            settlement.idle = False
+            settlement.calm = anyio.Event()
+            return None
 
     async def _take_up(self, acquisition: Acquisition) -> Result:
         """What was answered to an acquisition whose caller is gone; a repeat gets the first answer."""
@@ -234,3 +266,13 @@ class Settler:
                 self._on_report(report)
         except Exception:
             _log.exception("on_report failed")
+
+
+def _over_size(outcome: Outcome | None) -> Outcome | None:
+    """In place of an outcome that fits no frame, one that does and is over every namespace's size.
+
+    So the server itself keeps it as omitted, and no repeat takes an empty answer for the answer.
+    """
+    if outcome is None:
+        return None
+    return Outcome(outcome.status, body=outcome.body[: OUTCOME_BYTES_MAX + 1].ljust(OUTCOME_BYTES_MAX + 1, b" "))

@@ -32,7 +32,7 @@ from anyio.from_thread import BlockingPortal
 from idemactor.client import client as aio
 from idemactor.client.errors import ClientClosed
 from idemactor.client.hold import Hold
-from idemactor.client.once import HELD, HoldArguments, Once, from_json, to_json
+from idemactor.client.once import HELD, HoldArguments, Once, check_function, from_json, to_json
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -169,6 +169,7 @@ class Client:
         """Make a function run once for each key; the arguments are those of ``idemactor.client.Client.once``."""
 
         def decorate(function: Callable[P, R]) -> Callable[P, R]:
+            check_function(function, is_async=False)
             plan = Once(function, key, encode, decode)
 
             @functools.wraps(function)

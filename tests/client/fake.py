@@ -44,7 +44,7 @@ class Pipe(ByteStream):
 
     async def receive(self, max_bytes: int = 65_536) -> bytes:
         data = await self._receive.receive()
-        assert len(data) <= max(max_bytes, 1_000_000)
+        assert len(data) <= max(max_bytes, 2_200_000)
         return data
 
     async def send_eof(self) -> None:

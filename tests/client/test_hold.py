@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import anyio
 import pytest
 
@@ -19,6 +22,7 @@ from idemactor.client import (
     StaleTokenError,
     UnknownKeyError,
 )
+from idemactor.core.limits import OUTCOME_BYTES_MAX
 from idemactor.core.policy import OnLeaseExpiry, Policy
 from tests.client.fake import FakeServer, always, on, state, with_server
 from tests.client.loops import both_loops
@@ -355,11 +359,24 @@ def test_a_hold_is_entered_once_and_wrong_outcomes_show_at_once(backend: str) ->
                 {"headers": [("", "b")]},
                 {"headers": [("a", "b", "c")]},
                 {"body": "\ud800"},
+                {"headers": ["ab"]},
+                {"headers": "ab"},
+                {"headers": {"ab": 1}},
+                {"headers": [1]},
+                {"headers": 7},
             ):
                 with pytest.raises(InvalidRequest):
                     hold.set_outcome(**wrong)
             with pytest.raises(TypeError):
                 hold.set_outcome(body=object())
+            for impossible in (math.inf, -math.inf, [{"a": math.nan}]):
+                with pytest.raises(ValueError, match="JSON"):
+                    hold.set_outcome(body=impossible)
+            given: list[Any] = [{"ab": "cd"}, [("ab", "cd")], (["ab", "cd"],), iter([("ab", "cd")])]
+            for headers in given:
+                hold.set_outcome(headers=headers)
+                assert hold.outcome is not None
+                assert hold.outcome.headers == (("ab", "cd"),)
         with pytest.raises(RuntimeError):
             await hold.__aenter__()
 
@@ -367,15 +384,20 @@ def test_a_hold_is_entered_once_and_wrong_outcomes_show_at_once(backend: str) ->
 
 
 @both_loops
-def test_an_outcome_that_is_too_large_for_the_server_commits_without_its_body(backend: str) -> None:
+@pytest.mark.parametrize("large", [{"body": b"x" * 3_000_000}, {"headers": [("a", "x" * 3_000_000)]}])
+def test_an_outcome_that_is_too_large_for_the_server_is_omitted(backend: str, large: dict[str, Any]) -> None:
     async def body(server: FakeServer, client: Client) -> None:
         async with client.hold("trade", "k") as hold:
-            hold.set_outcome(status=202, body=b"x" * 3_000_000)
+            hold.set_outcome(status=202, **large)
         record = server.record("k")
         assert record is not None
-        assert (record["state"], record["outcome"]["status"]) == ("committed", 202)
+        assert (record["state"], record["outcome"]) == ("committed", {"status": 202, "headers": [], "omitted": True})
+        async with client.hold("trade", "k") as again:
+            assert again.outcome is not None
+            assert again.outcome.omitted
 
-    with_server(backend, body)
+    largest = Policy(outcome_max_bytes=OUTCOME_BYTES_MAX)
+    with_server(backend, body, FakeServer(largest))
 
 
 @both_loops
