@@ -20,12 +20,15 @@ trap 'rm -rf "$work"' EXIT
 # The order's fields, without the braces: they go into the reserve and to the exchange.
 order="\"symbol\":\"$symbol\",\"quantity\":\"$quantity\""
 
-# ask CALL BODY: the status in $status, the answer in $work/answer. Every one of these calls may be repeated, and is.
+# The key as JSON has it. It goes into the body, where it may be any text; bare in a header it is visible ASCII alone.
+escaped=$(printf %s "$key" | LC_ALL=C sed 's/[\\"]/\\&/g')
+
+# ask CALL MEMBERS: the status in $status, the answer in $work/answer. Every one of these may be repeated, and is.
 ask() {
     for pause in 0 0.2 0.5 1 2 4 8; do
         sleep "$pause"
-        status=$(printf %s "$2" | curl -sS --max-time 5 -o "$work/answer" -w '%{http_code}' -d @- \
-            -H 'Content-Type: application/json' -H "Idempotency-Key: \"$escaped\"" \
+        status=$(printf '{"key":"%s",%s}' "$escaped" "$2" | curl -sS --max-time 5 -o "$work/answer" \
+            -w '%{http_code}' --data-binary @- -H 'Content-Type: application/json' \
             -H "Authorization: Bearer ${IDEMACTOR_TOKEN:-}" "$url/$1") || status=000
         case $status in 000 | 503) ;; *) return 0 ;; esac
     done
@@ -37,13 +40,13 @@ ask() {
 member() { sed -n "s/.*\"$1\":\"\{0,1\}\([^,\"}]*\).*/\1/p" "$work/answer"; }
 
 # settle CALL MORE: end the attempt that $token is.
-settle() { ask "$1" "{\"token\":$token$2}" && [ "$status" = 200 ]; }
+settle() { ask "$1" "\"token\":$token$2" && [ "$status" = 200 ]; }
 
-# As RFC 8941 has it in a header; the key is visible ASCII.
-escaped=$(printf %s "$key" | sed 's/[\\"]/\\&/g')
+# detail: the sentence in which a refusal says why.
+detail() { sed -nE 's/.*"detail":"(([^"\\]|\\.)*)".*/\1/p' "$work/answer"; }
 
 tries=0
-while ask reserve "{\"request_id\":\"$request_id\",\"lease_ms\":30000,\"payload\":{$order}}" || exit 1; do
+while ask reserve "\"request_id\":\"$request_id\",\"lease_ms\":30000,\"payload\":{$order}" || exit 1; do
     case $status in
     201) break ;;
     200) cat "$work/answer"; echo; exit 0 ;;
@@ -57,7 +60,7 @@ while ask reserve "{\"request_id\":\"$request_id\",\"lease_ms\":30000,\"payload\
         ;;
     IDEMPOTENCY_IN_DOUBT) echo "in doubt: $(member operation_id)" >&2; exit 11 ;;
     IDEMPOTENCY_MISMATCH) echo "the key stands for another order" >&2; exit 12 ;;
-    *) echo "$status $code" >&2; exit 1 ;;
+    *) echo "$status $code: $(detail)" >&2; exit 1 ;;
     esac
 done
 token=$(member token) operation_id=$(member operation_id) takeover=$(member takeover)

@@ -38,6 +38,7 @@ from idemactor.client import (
     binance_client_order_id,
 )
 from idemactor.core.fingerprint import Number, canonical
+from idemactor.core.keys import check_key
 from idemactor.errors import IdemactorError
 from idemactor.wire.idempotency_key import parse_key_header
 from idemactor.wire.strict_json import parse
@@ -105,15 +106,21 @@ def read(body: bytes, key_headers: list[str]) -> Webhook:
         InvalidWebhook: It is none.
     """
     try:
-        told = parse(body)
-        named = parse_key_header([value.encode("latin-1") for value in key_headers]) if key_headers else None
+        return _read(body, key_headers)
     except IdemactorError as error:
+        # No JSON, no key, or a number that no digest can be made of.
         raise InvalidWebhook(str(error)) from error
+
+
+def _read(body: bytes, key_headers: list[str]) -> Webhook:
+    told = parse(body)
+    named = parse_key_header([value.encode("latin-1") for value in key_headers]) if key_headers else None
     if not isinstance(told, dict):
         raise InvalidWebhook("the webhook is no JSON object")
     order = {name: _text(told, name) for name in ("symbol", "action", "quantity")}
     if told.get("idempotencyKey") is not None:
         in_body = _text(told, "idempotencyKey")
+        check_key(in_body)
         if named not in (None, in_body):
             raise InvalidWebhook("the key in the header and the key in the body differ")
         named = in_body

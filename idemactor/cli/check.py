@@ -17,8 +17,12 @@ if TYPE_CHECKING:
 EXIT_PROBLEMS: Final = 1
 EXIT_CANNOT_CHECK: Final = 2
 
+_EPILOG: Final = """\b
+Example:
+  systemctl stop idemactor && idemactor check /var/lib/idemactor"""
 
-@click.command()
+
+@click.command(epilog=_EPILOG)
 @click.argument("data_dir", type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one JSON object.")
 def check(data_dir: Path, as_json: bool) -> None:

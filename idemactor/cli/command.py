@@ -141,7 +141,11 @@ def answer(
 
 
 def converse(
-    call: Call, talk: Callable[[CommandClient, Settings], Awaitable[T]], *, acquiring: bool = False, patient: bool = False
+    call: Call,
+    talk: Callable[[CommandClient, Settings], Awaitable[T]],
+    *,
+    acquiring: bool = False,
+    patient: bool = False,
 ) -> T:
     """What ``talk`` returns, given an open client; an error is said in one line and ends the program.
 

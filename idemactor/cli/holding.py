@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -15,6 +15,7 @@ from idemactor.cli.answers import code_of
 from idemactor.cli.child import Child, Tail
 from idemactor.cli.command import warn
 from idemactor.cli.exits import SIGNALLED, Exit, exit_of_code
+from idemactor.cli.kept import keep_outcome
 from idemactor.cli.output import now_ms, safe
 from idemactor.cli.refusals import line_of
 from idemactor.client import (
@@ -24,17 +25,14 @@ from idemactor.client import (
     IdemactorClientError,
     InFlightError,
     LeaseLost,
-    Outcome,
     OutOfService,
     Refused,
 )
 
-OUTCOME_STATUS: Final = 200
 TELL_MS_MIN: Final = 30_000
 """How long it is tried at least to tell how the command ended: a server that restarts should hear of it."""
-EXIT_HEADER: Final = "exit-status"
-DROPPED_HEADER: Final = "output-bytes-dropped"
-"""Headers of the outcome: the command's exit code, and how much of its output came before what is kept."""
+SOON_MS: Final = 1_000
+"""How long it is still tried after a signal that comes when the command has ended."""
 
 _PASSED_ON: Final = (
     *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT),
@@ -85,8 +83,7 @@ class Running:
         self._code: int | None = None
         self._interrupted: signal.Signals | None = None
         self._terminated = False
-        self._entering = trio.CancelScope()
-        self._telling = trio.CancelScope()
+        self._holding = trio.CancelScope()
         self._exit: int | None = None
         """The exit code, once it is said what became of the key."""
 
@@ -111,10 +108,12 @@ class Running:
                 if number != signal.SIGCHLD:
                     self._interrupted = signal.Signals(number)
                     self._hurry()
-                    self._entering.cancel()
+                    self._holding.cancel()
             elif self._code is not None:
                 if number != signal.SIGCHLD:
-                    self._telling.cancel()
+                    self._hurry()
+                    # Not at once: who stops a whole group may have reached the command a moment before us.
+                    self._holding.deadline = min(self._holding.deadline, trio.current_time() + SOON_MS / 1000)
             elif number != signal.SIGCHLD:
                 self._child.pass_on(signal.Signals(number))
             elif self._child.poll() is not None:
@@ -139,7 +138,7 @@ class Running:
         )
         code: int = Exit.UNEXPECTED
         try:
-            with self._entering:
+            with self._holding:
                 async with held as hold:
                     code = await self._held(client, hold)
         except IdemactorClientError as error:
@@ -147,6 +146,8 @@ class Running:
         if self._interrupted is not None:
             warn(f"not run: {self._interrupted.name} came first")
             return SIGNALLED + self._interrupted
+        if self._holding.cancelled_caught:
+            return self._exit if self._exit is not None else self._not_taken(None)
         return code
 
     def _failed(self, error: IdemactorClientError) -> int:
@@ -221,7 +222,8 @@ class Running:
         hold.give_back(f"not started: {why}")
         warn(f"{safe(self._plan.command[0])}: {why}")
         missing = isinstance(error, OSError) and error.errno == errno.ENOENT
-        return Exit.NO_SUCH_COMMAND if missing else Exit.CANNOT_EXECUTE
+        self._exit = Exit.NO_SUCH_COMMAND if missing else Exit.CANNOT_EXECUTE
+        return self._exit
 
     async def _see_through(self, hold: Hold, child: Child) -> None:
         """Wait for its end."""
@@ -241,14 +243,26 @@ class Running:
         if self._terminated:
             # Whatever it made of our SIGTERM: it did not end by itself, and somebody else may be at it.
             return await self._doubt(client, hold, f"lease lost, {self._how}", tell_ms)
-        if code in self._plan.commit_on:
-            _keep_outcome(hold, code, tail, room)
-        elif code in self._plan.release_on:
-            hold.give_back(self._how)
-        else:
+        if code in self._plan.release_on:
+            return await self._give_back(client, hold, tell_ms)
+        if code not in self._plan.commit_on:
             return await self._doubt(client, hold, self._how, tell_ms)
+        keep_outcome(hold, code, tail, room)
         hold.options = replace(hold.options, timeout_ms=tell_ms)
         return code
+
+    async def _give_back(self, client: Client, hold: Hold, tell_ms: int) -> int:
+        """Say that nothing happened; the exit code."""
+        assert self._code is not None
+        hold.give_back(self._how)
+        if hold.token is None or hold.takeover:
+            # A takeover is not released, or the next one would not be told of the attempt before: the hold knows how.
+            hold.options = replace(hold.options, timeout_ms=tell_ms)
+            return self._code
+        release = client.release(hold.namespace, hold.key, hold.token, reason=self._how, timeout_ms=tell_ms)
+        untold = await self._not_told(hold, release)
+        self._exit = self._code if untold is None else untold
+        return self._exit
 
     async def _doubt(self, client: Client, hold: Hold, reason: str, tell_ms: int) -> int:
         """Say that nobody knows how far it came, and only then that it is in doubt; the exit code."""
@@ -258,21 +272,23 @@ class Running:
         if hold.token is None:
             warn(f"the command ended with {self._how}: {safe(hold.key)} is in doubt once a server was told")
             return code
-        error: IdemactorClientError | None = None
+        doubt = client.doubt(hold.namespace, hold.key, hold.token, reason=reason, timeout_ms=tell_ms)
+        self._exit = await self._not_told(hold, doubt)
+        if self._exit is None:
+            warn(f"the command ended with {self._how}: {safe(hold.key)} is in doubt until it is resolved")
+            self._exit = code
+        return self._exit
+
+    async def _not_told(self, hold: Hold, telling: Awaitable[object]) -> int | None:
+        """Tell the server; None where it took it, else the exit code that says that it did not."""
         try:
-            with self._telling:
-                await client.doubt(hold.namespace, hold.key, hold.token, reason=reason, timeout_ms=tell_ms)
-        except IdemactorClientError as caught:
-            error = caught
-        if error is not None or self._telling.cancelled_caught:
-            self._exit = self._not_taken(error)
+            await telling
+        except IdemactorClientError as error:
             # That was long enough. The hold will try once more as it ends.
             self._hurry()
             hold.options = replace(hold.options, timeout_ms=1)
-            return self._exit
-        self._exit = code
-        warn(f"the command ended with {self._how}: {safe(hold.key)} is in doubt until it is resolved")
-        return code
+            return self._not_taken(error)
+        return None
 
     async def _room(self, client: Client, hold: Hold) -> int | None:
         """How large an outcome the namespace keeps, bytes; None where that is not known, or does not matter."""
@@ -303,26 +319,6 @@ class Running:
         """How the command ended, for people."""
         assert self._child is not None
         return self._child.how
-
-
-def _keep_outcome(hold: Hold, code: int, tail: Tail | None, room: int | None) -> None:
-    """Set the outcome, and as much of the output as fits into ``room`` bytes with its headers."""
-    headers = [(EXIT_HEADER, str(code))]
-    body = tail.kept if tail is not None else b""
-    dropped = tail.dropped if tail is not None else 0
-    if room is not None and Outcome(OUTCOME_STATUS, _with_dropped(headers, dropped), body).size() > room:
-        # The header that says how much is missing takes its place too; no count is longer than that of all.
-        without = Outcome(OUTCOME_STATUS, _with_dropped(headers, dropped + len(body))).size()
-        if without > room:
-            warn(f"the namespace's outcome_max_bytes ({room}) has no room for the outcome: only its status is kept")
-        kept = max(0, room - without)
-        dropped += len(body) - kept
-        body = body[len(body) - kept :]
-    hold.set_outcome(status=OUTCOME_STATUS, headers=_with_dropped(headers, dropped), body=body)
-
-
-def _with_dropped(headers: list[tuple[str, str]], dropped: int) -> tuple[tuple[str, str], ...]:
-    return (*headers, (DROPPED_HEADER, str(dropped))) if dropped else tuple(headers)
 
 
 def command_environment(environment: Mapping[str, str], hold: Hold) -> dict[str, str]:

@@ -17,6 +17,9 @@ idemactor records --all --json | jq -r '.records[].key'"""
 
 _HEADER: Final = ("KEY", "STATE", "ATTEMPT", "TOKEN", "HOLDER", "RESERVED", "ENDS", "NOTE")
 
+NOTE_CHARS_SHOWN: Final = 60
+"""More of a reason is cut off, so that a row stays one line; ``get`` has all of it."""
+
 
 @client_command(example=_EXAMPLE)
 @click.option("--state", type=click.Choice(["pending", "in_doubt", "committed"]), help="Only those that stand so.")
@@ -26,7 +29,8 @@ _HEADER: Final = ("KEY", "STATE", "ATTEMPT", "TOKEN", "HOLDER", "RESERVED", "END
 def records(call: Call, state: str | None, contested: bool | None, older_than_ms: int | None, **paging: Any) -> None:
     """List the records of a namespace (operators).
 
-    ENDS is when the lease ends, or, of a committed one, when it stops blocking.
+    ENDS is when the lease ends, or, of a committed one, when it stops blocking. A long reason is cut off in
+    NOTE; get shows all of it.
     """
     filters = {"state": state, "contested": contested, "older_than_ms": older_than_ms}
     list_pages(call, "records", filters, row=_row, header=_HEADER, **paging)
@@ -38,7 +42,9 @@ def _row(record: Item, now: int) -> Sequence[str]:
     end = record["expires_at"] if record["state"] == "committed" else record["lease_expires_at"]
     notes = ["contested"] if record["contested"] else []
     if record["reason"]:
-        notes.append(safe(record["reason"]))
+        reason = record["reason"]
+        cut = reason if len(reason) <= NOTE_CHARS_SHOWN else f"{reason[: NOTE_CHARS_SHOWN - 3]}..."
+        notes.append(safe(cut))
     return (
         safe(record["key"]),
         safe(record["state"]),

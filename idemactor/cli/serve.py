@@ -21,7 +21,13 @@ EXIT_USAGE: Final = 2
 """The exit code for what the user has to put right: the configuration, or what it points to."""
 
 
-@click.command()
+_EPILOG: Final = """\b
+Example:
+  idemactor serve --config /etc/idemactor.toml
+  idemactor serve --data-dir data2 --http 127.0.0.1:9787 --rpc 127.0.0.1:9788"""
+
+
+@click.command(epilog=_EPILOG)
 @click.option("--config", type=click.Path(path_type=Path), help="TOML file; config.toml, if there is one.")
 @click.option(FLAGS["server.data_dir"], "data_dir", metavar="DIR", help="Where the shards' files are.")
 @click.option(FLAGS["http.bind"], "http", multiple=True, metavar="ADDRESS", help="HTTP door; repeatable.")

@@ -56,6 +56,12 @@ def test_version_and_help() -> None:
         assert result.output.startswith("Usage: ")
 
 
+@pytest.mark.parametrize("command", ["serve", "check"])
+def test_help_has_an_example(command: str) -> None:
+    assert "\n  Example:\n    " in (said := invoke(command, "--help").output)
+    assert f"idemactor {command} --" in said or f"idemactor {command} /" in said
+
+
 def test_serve_announces_on_standard_output(node: FakeNode) -> None:
     result = invoke("serve")
     assert (result.exit_code, result.stderr) == (0, "")

@@ -457,6 +457,32 @@ def asked_of(client: FakeClient) -> list[dict[str, Any]]:
     return [call[1][0].params for call in client.calls]
 
 
+def test_a_long_reason_is_cut_in_the_list(client: FakeClient) -> None:
+    reasons = ["r" * 60, "s" * 61]
+    client.answers = [page("records", [listed("k") | {"reason": reason} for reason in reasons], None)]
+    lines = invoke("records").stdout.splitlines()
+    assert [line.split()[-1] for line in lines[1:]] == [reasons[0], "s" * 57 + "..."]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wait_ms"),
+    [(("--wait",), 60_000), (("--wait=1s",), 1_000), (("--wait", "--quiet"), 60_000), ((), 0)],
+)
+def test_reserve_waits_as_long_as_it_may_where_no_time_is_said(
+    client: FakeClient, arguments: tuple[str, ...], wait_ms: int
+) -> None:
+    client.answers = [RESERVED]
+    assert invoke("reserve", "k", *arguments).exit_code == 0
+    assert client.calls[0][2]["wait_ms"] == wait_ms
+
+
+def test_reserve_says_where_wait_stands_without_a_value(client: FakeClient) -> None:
+    result = invoke("reserve", "--wait", "order-17")
+    assert result.exit_code == Exit.USAGE
+    assert "without a value --wait comes after KEY." in result.stderr
+    assert client.calls == []
+
+
 def test_records_in_columns(client: FakeClient) -> None:
     done = listed("done", state="committed", expires_at=LONG_AGO, contested=False, reason=None, token=None)
     client.answers = [page("records", [listed("k"), done], None)]

@@ -293,9 +293,13 @@ def test_a_server_that_dies_and_comes_back_meanwhile_is_not_noticed(home: Path) 
         assert cli.json("get", "k")["record"]["state"] == "committed"
 
 
+UNTOLD: Final = "unless the server heard of it all the same, on_lease_expiry decides, once the lease has run out"
+
+
 def test_a_server_that_stays_away_loses_the_lease(home: Path) -> None:
     ready = home / "ready"
-    script = f"touch {ready}; sleep 60"
+    # The shell would write there how its own commands ended.
+    script = f"exec 2>/dev/null; trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.02; done"
     with Server(home, rpc=[f"unix:{home}/rpc.sock"]) as server:
         cli = Cli(home, server)
         with cli.started(
@@ -303,13 +307,83 @@ def test_a_server_that_stays_away_loses_the_lease(home: Path) -> None:
         ) as running:
             there(ready)
             server.kill()
-            eventually(lambda: running.poll() is not None, WAIT_S)
+            time.sleep(3)
+            # The command has ended, and a signal ends the telling.
+            running.send_signal(signal.SIGTERM)
+            eventually(lambda: running.poll() is not None, 5)
             ended = finish(running)
         assert ended.returncode == Exit.LEASE_LOST
-        first, second, third = ended.stderr.splitlines()
+        first, second = ended.stderr.splitlines()
         assert first == "idemactor: the lease was lost: ending the command"
-        assert second == "idemactor: the command ended with SIGTERM: k is in doubt until it is resolved"
-        assert third.startswith("idemactor: closed with 1 operations not settled")
+        assert second.startswith("idemactor: the command ended with exit status 0, and nobody could be told: ")
+        assert UNTOLD in second
+
+
+@pytest.mark.parametrize("code", [0, 4, 75])
+def test_nobody_is_told_that_a_key_is_in_doubt_where_the_server_was_not(home: Path, code: int) -> None:
+    with Server(home, rpc=[f"unix:{home}/rpc.sock"]) as server:
+        cli = Cli(home, server)
+        ready, go = home / "ready", home / "go"
+        script = f"touch {ready}; while ! test -e {go}; do sleep 0.02; done; exit {code}"
+        arguments = ("run", "--key", "k", "--lease", "3s", "--timeout", "300ms", "--release-on", "75")
+        with cli.started(*arguments, "--", "sh", "-c", script) as running:
+            there(ready)
+            server.kill()
+            go.touch()
+            # Longer than --timeout it goes on trying, without a word.
+            time.sleep(1.5)
+            assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            ended = finish(running)
+    assert ended.returncode == Exit.UNTOLD
+    (said,) = ended.stderr.splitlines()
+    assert said.startswith(f"idemactor: the command ended with exit status {code}, and nobody could be told: ")
+    assert UNTOLD in said
+
+
+def test_a_server_that_comes_back_after_the_timeout_is_told_of_the_doubt(home: Path) -> None:
+    ready, go = home / "ready", home / "go"
+    script = f"touch {ready}; while ! test -e {go}; do sleep 0.02; done; exit 4"
+    with Server(home, rpc=[f"unix:{home}/rpc.sock"]) as server:
+        cli = Cli(home, server)
+        with cli.started(
+            "run", "--key", "k", "--lease", "20s", "--timeout", "300ms", "--", "sh", "-c", script
+        ) as running:
+            there(ready)
+            server.kill()
+            go.touch()
+            time.sleep(1.5)
+            server.start()
+            ended = finish(running)
+        said = "idemactor: the command ended with exit status 4: k is in doubt until it is resolved\n"
+        assert (ended.returncode, ended.stderr) == (4, said)
+        assert cli.json("get", "k")["record"]["state"] == "in_doubt"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_who_waits_stops_at_once(cli: Cli, number: signal.Signals) -> None:
+    key = f"held-{number.name}"
+    assert cli("reserve", key).returncode == 0
+    with cli.started("run", "--key", key, "--wait", "--", "echo", "ran") as waiting:
+        time.sleep(1)
+        assert waiting.poll() is None
+        began = time.monotonic()
+        waiting.send_signal(number)
+        ended = finish(waiting)
+        took_s = time.monotonic() - began
+    assert (ended.returncode, ended.stdout) == (128 + number, "")
+    assert ended.stderr == f"idemactor: not run: {number.name} came first\n"
+    assert took_s < 2
+
+
+@pytest.mark.parametrize("arguments", [("run", "--key", "k", "--wait", "--", "true"), ("reserve", "k", "--wait")])
+def test_who_waits_without_a_server_does_not_wait_for_one(home: Path, arguments: tuple[str, ...]) -> None:
+    cli = Cli(home, IDEMACTOR_ADDRESS=f"unix:{home}/nothing.sock")
+    began = time.monotonic()
+    ended = cli(arguments[0], "--timeout", "500ms", *arguments[1:])
+    assert ended.returncode == Exit.OUT_OF_SERVICE
+    assert "no answer from " in ended.stderr
+    assert time.monotonic() - began < 10
 
 
 def test_without_a_server_it_runs_only_where_that_is_asked(home: Path) -> None:

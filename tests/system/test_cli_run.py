@@ -211,6 +211,30 @@ async def test_captured_output_is_passed_on_and_its_end_is_kept(
     assert capfd.readouterr().out.encode().endswith(kept)
 
 
+@pytest.mark.parametrize(
+    ("room", "kept", "headers"),
+    [
+        (100, b"x" * 60, (("exit-status", "0"),)),
+        (72, b"x" * 60, (("exit-status", "0"),)),
+        (71, b"x" * 37, (("exit-status", "0"), ("output-bytes-dropped", "23"))),
+        (34, b"", (("exit-status", "0"), ("output-bytes-dropped", "60"))),
+    ],
+)
+async def test_what_is_captured_fits_into_what_the_namespace_keeps(
+    room: int, kept: bytes, headers: tuple[tuple[str, str], ...]
+) -> None:
+    async with Client.in_memory(namespaces={"default": Policy(outcome_max_bytes=room)}) as client:
+        assert await run(client, shell(f"printf {'x' * 60}", capture=True)) == 0
+        assert (await record_of(client)).outcome == Outcome(200, headers, kept)
+
+
+async def test_an_outcome_that_the_namespace_has_no_room_for_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    async with Client.in_memory(namespaces={"default": Policy(outcome_max_bytes=20)}) as client:
+        assert await run(client, shell("printf 0123456789", capture=True)) == 0
+        assert "outcome_max_bytes (20) has no room for the outcome: only its status is kept" in capfd.readouterr().err
+        assert (await record_of(client)).state == "committed"
+
+
 async def test_much_output_is_passed_on_whole(client: Client, capfd: pytest.CaptureFixture[str]) -> None:
     script = "import sys; sys.stdout.write('0123456789abcde\\n' * 50_000)"
     assert await run(client, plan(sys.executable, "-c", script, capture=True)) == 0
@@ -258,11 +282,50 @@ async def test_a_server_that_forgot_the_key_loses_the_lease(client: Client, tmp_
         await record_of(client)
 
 
-async def test_a_command_that_ends_well_for_a_lost_lease_commits(client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", [0, 7, 75])
+async def test_how_a_command_ends_for_a_lost_lease_proves_nothing(
+    client: Client, tmp_path: Path, capfd: pytest.CaptureFixture[str], code: int
+) -> None:
     ready = tmp_path / "ready"
-    script = f"trap 'exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"
-    assert await while_running(client, shell(script), ready, lambda: client.clock.advance(LEASE_MS)) == 0
-    assert (await record_of(client)).state == "committed"
+    asked = shell(f"trap 'exit {code}' TERM; touch {ready}; while :; do sleep 0.05; done", release_on=frozenset({75}))
+    assert await while_running(client, asked, ready, lambda: client.clock.advance(LEASE_MS)) == Exit.LEASE_LOST
+    record = await record_of(client)
+    assert (record.state, record.reason) == ("in_doubt", f"lease lost, exit status {code}")
+    assert f"the command ended with exit status {code}: k is in doubt until it is resolved\n" in capfd.readouterr().err
+
+
+async def test_who_lost_the_lease_to_somebody_is_told_so(
+    client: Client, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready = tmp_path / "ready"
+
+    async def take_over() -> None:
+        client.clock.advance(LEASE_MS)
+        await client.reserve("default", "k")
+
+    script = f"trap 'sleep 0.2; exit 0' TERM; touch {ready}; while :; do sleep 0.05; done"
+    assert await while_running(client, shell(script), ready, take_over) == Exit.LEASE_LOST
+    said = "the command ended with exit status 0, but that was not taken: stale: the token is not that of the latest"
+    assert said in capfd.readouterr().err
+    record = await record_of(client)
+    assert (record.state, record.attempt, record.contested) == ("pending", 2, False)
+
+
+async def test_whose_key_was_taken_over_is_told_so_and_not_that_it_is_in_doubt(
+    client: Client, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ready, lost = tmp_path / "ready", tmp_path / "lost"
+    script = f"touch {ready}; while ! test -e {lost}; do sleep 0.02; done; exit 4"
+
+    async def take_over() -> None:
+        client.clock.advance(LEASE_MS)
+        await client.reserve("default", "k")
+        lost.touch()
+
+    assert await while_running(client, shell(script, on_lost="warn"), ready, take_over) == Exit.STALE
+    said = capfd.readouterr().err
+    assert "the command ended with exit status 4, but that was not taken: stale: " in said
+    assert "in doubt" not in said
 
 
 async def test_who_does_not_end_is_killed(client: Client, tmp_path: Path) -> None:
@@ -300,7 +363,7 @@ async def test_a_commit_that_somebody_took_over_is_an_incident_and_said(
         lost.touch()
 
     assert await while_running(client, shell(script, on_lost="warn"), ready, take_over) == Exit.STALE
-    said = "the command ended with exit status 0, but its commit was not taken: stale: the token is not"
+    said = "the command ended with exit status 0, but that was not taken: stale: the token is not"
     assert said in capfd.readouterr().err
     assert [incident.token async for incident in client.incidents("default")] == [1]
 
@@ -341,6 +404,22 @@ async def test_a_signal_while_it_waits_ends_the_waiting(client: Client, capfd: p
         os.kill(os.getpid(), signal.SIGTERM)
     assert codes_seen == [143]
     assert capfd.readouterr() == ("", "idemactor: not run: SIGTERM came first\n")
+
+
+async def test_a_signal_just_after_the_end_does_not_keep_it_from_being_told(
+    client: Client, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tell = client.doubt
+
+    async def slow(*arguments: Any, **named: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        await trio.sleep(0.2)
+        return await tell(*arguments, **named)
+
+    monkeypatch.setattr(client, "doubt", slow)
+    assert await run(client, shell("exit 9")) == 9
+    said = "idemactor: the command ended with exit status 9: k is in doubt until it is resolved\n"
+    assert capfd.readouterr().err == said
 
 
 async def test_what_is_ignored_stays_ignored(client: Client) -> None:

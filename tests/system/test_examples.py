@@ -130,7 +130,13 @@ def test_named_keys(running: Gateway, exchange: FakeExchange) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", ["", "[]", "{", '{"symbol": "X", "action": "LONG"}', '{"symbol": " ", "action": "LONG", "quantity": 1}']
+    "body",
+    [
+        *("", "[]", "{", '{"symbol": "X", "action": "LONG"}', '{"symbol": " ", "action": "LONG", "quantity": 1}'),
+        '{"symbol": "X", "action": "LONG", "quantity": 1e999999999}',
+        '{"symbol": "X", "action": "LONG", "quantity": 1, "stop": 1e999999999}',
+        json.dumps({"symbol": "X", "action": "LONG", "quantity": 1, "idempotencyKey": "k" * 257}),
+    ],
 )
 def test_what_is_no_order(running: Gateway, body: str) -> None:
     answer = running.send(body)
@@ -298,7 +304,7 @@ def program(request: pytest.FixtureRequest, server: Server, exchange: FakeExchan
 
 
 def test_done_once(program: Program, exchange: FakeExchange) -> None:
-    key, symbol = unique('a "quoted" \\ key '), unique("ONCE")
+    key, symbol = unique('a "quoted" \\ k\u00e9y \U0001f680 $(id) %s '), unique("ONCE")
     code, said = program.run(key, symbol)
     assert code == 0
     assert json.loads(said)["success"] is True
@@ -307,6 +313,14 @@ def test_done_once(program: Program, exchange: FakeExchange) -> None:
     assert json.loads(said)["order_id"] in repeated
     assert program.run(key, symbol, "2")[0] == 12
     assert exchange.fills(symbol) == 1
+
+
+def test_a_refusal_says_why(program: Program) -> None:
+    with program.start("k" * 257, unique("WHY")) as process:
+        _, complaint = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "IDEMPOTENCY_INVALID_REQUEST: " in complaint
+    assert "256" in complaint
 
 
 def test_three_at_once(program: Program, exchange: FakeExchange) -> None:
