@@ -48,7 +48,7 @@ _CODES: Final[Mapping[type[errors.IdemactorClientError], str]] = {
     errors.Overloaded: Code.OVERLOADED,
     errors.Unavailable: Code.UNAVAILABLE,
     errors.OutOfService: UNREACHABLE,
-    errors.CommitUnacknowledged: UNREACHABLE,
+    errors.EndingUnacknowledged: UNREACHABLE,
     errors.ServerNotTrusted: NOT_TRUSTED,
     errors.ProtocolViolation: NO_PROTOCOL,
 }
@@ -146,19 +146,5 @@ def _carried(error: errors.IdemactorClientError) -> Members:
 
 
 def detail_of(error: errors.IdemactorClientError) -> str:
-    """One sentence about an error, the cause of a failed connection included."""
-    if isinstance(error, errors.Refused):
-        return error.detail
-    cause = error.__cause__
-    return f"{error} ({_root(cause)})" if isinstance(error, errors.Unreachable) and cause is not None else str(error)
-
-
-def _root(error: BaseException) -> BaseException:
-    """What is at the bottom of an error: of several attempts the first, of a chain the beginning."""
-    while True:
-        if isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        elif error.__cause__ is not None:
-            error = error.__cause__
-        else:
-            return error
+    """One sentence about an error."""
+    return error.detail if isinstance(error, errors.Refused) else str(error)

@@ -268,7 +268,7 @@ def test_the_body_of_an_outcome_comes_out_byte_by_byte(client: FakeClient) -> No
 IN_FLIGHT = errors.InFlightError(
     *(Code.IN_FLIGHT, ""), attempt=1, holder="h\n", reserved_at=1, lease_expires_at=2, retry_after_ms=3
 )
-CAUSED = errors.Unreachable("no answer from x:1 within 5 ms")
+CAUSED = errors.Unreachable("no answer from x:1 within 5 ms: connection refused")
 CAUSED.__cause__ = ExceptionGroup("all failed", [OSError(111, "Connection refused"), OSError("other")])
 
 
@@ -392,8 +392,8 @@ CAUSED.__cause__ = ExceptionGroup("all failed", [OSError(111, "Connection refuse
         (
             CAUSED,
             Exit.OUT_OF_SERVICE,
-            {"code": "UNREACHABLE", "detail": "no answer from x:1 within 5 ms ([Errno 111] Connection refused)"},
-            "no answer from x:1 within 5 ms ([Errno 111] Connection refused)",
+            {"code": "UNREACHABLE", "detail": "no answer from x:1 within 5 ms: connection refused"},
+            "no answer from x:1 within 5 ms: connection refused",
         ),
         (
             errors.Unreachable("no answer from x:1 within 5 ms"),
