@@ -196,7 +196,7 @@ def test_nobody_there(home: Path) -> None:
     assert ended.returncode == Exit.OUT_OF_SERVICE
     told = json.loads(ended.stdout)
     assert (told["code"], told["proceed"]) == ("UNREACHABLE", False)
-    assert "No such file or directory" in told["detail"]
+    assert "there is no such socket" in told["detail"]
     assert ended.stderr == f"idemactor: {told['detail']}\n"
 
 
