@@ -17,7 +17,6 @@ from idemactor.errors import Code
 __all__ = [
     "Accepted",
     "Acknowledged",
-    "Authenticated",
     "Committed",
     "Completed",
     "Doubted",
@@ -47,14 +46,6 @@ class Resolved:
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
     """The incident is no longer kept."""
-
-
-@dataclass(frozen=True, slots=True)
-class Authenticated:
-    """Who the server takes this client for."""
-
-    tenant: str
-    role: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,11 +269,6 @@ def incidents_of(members: object) -> tuple[tuple[Incident, ...], str | None]:
 def policy_of(members: object) -> NamespacePolicy:
     """The published settings."""
     return _read(_policy, as_members(members))  # type: ignore[no-any-return]
-
-
-def authenticated_of(members: object) -> Authenticated:
-    """The answer to ``auth``."""
-    return _read(lambda m: Authenticated(m["tenant"], m["role"]), as_members(members))  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------------------------- refusals
