@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import logging
-import random
 import resource
 import signal
 import time
@@ -21,7 +20,6 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
-from idemactor.core.ids import ENTROPY_BITS
 from idemactor.errors import StartError
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -42,6 +40,7 @@ from idemactor.server.listeners import (
 )
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
 from idemactor.storage.base import Opened
@@ -138,7 +137,7 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 
 def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
     census = Census()
-    entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
+    entropy = system_entropy()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
