@@ -40,6 +40,7 @@ from idemactor.server.listeners import (
 )
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
@@ -137,11 +138,11 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 
 def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
     census = Census()
-    entropy = system_entropy()
+    entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
         for number, (engine, opened) in enumerate(engines)
     ]
 

@@ -32,6 +32,7 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.observer import NOBODY
 from idemactor.shard import mailbox
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
@@ -271,9 +272,9 @@ def _item_told(item: Command | RequestError, answers: Iterator[tuple[Command, ma
 
 def _shards(opened: OpenShards, policies: Mapping[str, Policy]) -> list[Shard]:
     census = Census()
-    entropy = system_entropy()
+    entropy, broom = system_entropy(), Broom()
     return [
-        Shard(number, engine, policies, census, opened.clock, entropy, NOBODY, ShardSettings(), said)
+        Shard(number, engine, policies, census, opened.clock, entropy, NOBODY, ShardSettings(), said, broom)
         for number, (engine, said) in enumerate(opened.engines)
     ]
 

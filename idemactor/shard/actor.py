@@ -42,13 +42,14 @@ from idemactor.observability.observer import Observer
 from idemactor.shard import lookups
 from idemactor.shard.alarm_clock import AlarmClock
 from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
+from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
 BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
 
-SWEEPS_MAX: Final = 128
+SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
 """The most alarms that one turn deals with, and that one does in which callers wait for their answers: a storm of
 alarms is worked off between them, and still faster than it can have been made."""
@@ -107,6 +108,7 @@ class Shard:
         observer: Sees what happens.
         settings: Limits and times.
         opened: What the engine said when it was opened.
+        broom: Shared by the shards of a process, see ``broom.py``; None: it sweeps alone.
     """
 
     def __init__(
@@ -120,6 +122,7 @@ class Shard:
         observer: Observer,
         settings: ShardSettings,
         opened: Opened,
+        broom: Broom | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
@@ -133,7 +136,7 @@ class Shard:
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
         self._ledger: Ledger[Envelope] | None = self._read(opened)
-        self._alarms = AlarmClock(number, engine, observer)
+        self._alarms = AlarmClock(number, engine, observer, broom or Broom(), self._mailbox.ring)
         self._reload_backoff = Backoff()
         self._spoilt = False
         self._fenced = False
@@ -172,9 +175,11 @@ class Shard:
                 while not self._closing or len(self._mailbox) or self._waiting():
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
                     await self._turn()
+                    self._alarms.step_over()
                 nursery.cancel_scope.cancel()
         finally:
             self._ledger = None
+            self._alarms.stop()
             with trio.CancelScope(shield=True):
                 await self._let_go()
 
