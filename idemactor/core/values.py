@@ -20,7 +20,7 @@ def slotted(cls: type[T]) -> type[T]:
     # As frozen dataclasses with slots have them: without these the oldest protocols of pickle refuse slots.
     made.__getstate__ = _getstate
     made.__setstate__ = _setstate
-    return cast(type[T], made)
+    return cast("type[T]", made)
 
 
 def _getstate(self: Any) -> list[object]:
