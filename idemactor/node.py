@@ -23,6 +23,7 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.errors import StartError
+from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -80,7 +81,8 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             clock = _clock(config, [opened for _, opened in engines])
             await _check_namespaces(config, engines, clock.now_ms())
             router = Router(_shards(config, engines, clock, observer), observer)
-            authenticator = Authenticator(config.tokens, config.namespaces)
+            resolver = resolver_of(config.sources, clock.now_ms)
+            authenticator = Authenticator(config.tokens, config.namespaces, resolver)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
             context.sources = config.sources
             async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
