@@ -199,8 +199,9 @@ NO_TEXT: list[object] = [1, True, 1.5, [], {}, Number("1.0")]
 NO_CLEAN_TEXT: list[object] = [*NO_TEXT, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800", "a\udfffb"]
 
 RAW: dict[str, object] = {"method": "POST", "path": "/a?b=c"}
+BAD_METHODS: list[object] = ["", "P" * 65, "PO\nST", None]
 BAD_IN_A_REQUEST: list[tuple[str, object]] = [
-    *(("method", value) for value in ("", "P" * 65, "PO\nST", None)),
+    *(("method", value) for value in BAD_METHODS),
     *(("path", value) for value in ("", "/" * 16_385, "/\x00", None)),
     *(("headers", value) for value in ("a: b", [["a"]], [["a", "b", "c"]], [["", "b"]], [["a", "b\r\nc"]], [[1, "b"]])),
     *(("body", value) for value in (1, True, [], {})),
