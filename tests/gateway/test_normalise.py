@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from idemactor.core.fingerprint import Number, canonical
 from idemactor.gateway.normalise import Normaliser, NotNormal, is_missing, normalised
 
+NO_DECIMALS: list[object] = ["", "5%", "1,0", " 1", "0x1", "1e", "NaN", "1e9999999", None, True, []]
+NO_SYMBOLS: list[object] = ["", "BTC USDT", "A:B:C", "-USDT", "BTC--USDT", 7, None]
+NO_UUIDS: list[object] = ["", "7d0f6f0e00004000800000000000abcd", "x" * 36, 7, None]
+
 
 def one(normaliser: Normaliser, value: object) -> object:
     return normalised(value, [normaliser])
@@ -46,12 +50,9 @@ def test_one_decimal_however_it_is_written(value: object) -> None:
 @pytest.mark.parametrize(
     ("normaliser", "value"),
     [
-        *(
-            (Normaliser.DECIMAL, value)
-            for value in ("", "5%", "1,0", " 1", "0x1", "1e", "NaN", "1e9999999", None, True, [])
-        ),
-        *((Normaliser.SYMBOL, value) for value in ("", "BTC USDT", "A:B:C", "-USDT", "BTC--USDT", 7, None)),
-        *((Normaliser.UUID, value) for value in ("", "7d0f6f0e00004000800000000000abcd", "x" * 36, 7, None)),
+        *((Normaliser.DECIMAL, value) for value in NO_DECIMALS),
+        *((Normaliser.SYMBOL, value) for value in NO_SYMBOLS),
+        *((Normaliser.UUID, value) for value in NO_UUIDS),
     ],
 )
 def test_what_they_do_not_take(normaliser: Normaliser, value: object) -> None:
@@ -85,4 +86,5 @@ def test_to_normalise_twice_changes_nothing(value: object, normaliser: Normalise
 
 
 def test_missing() -> None:
-    assert [is_missing(value) for value in (None, "", " \t\r\n", "a", 0, False, [], {})] == [True] * 3 + [False] * 5
+    values: list[object] = [None, "", " \t\r\n", "a", 0, False, [], {}]
+    assert [is_missing(value) for value in values] == [True] * 3 + [False] * 5

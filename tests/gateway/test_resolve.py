@@ -225,20 +225,20 @@ def test_what_cannot_be_normalised_is_an_error_where_a_key_is_made_of_it() -> No
     assert trade(id="I", quantity="5%").fingerprint != trade(id="I").fingerprint
 
 
-def test_live_and_test_share_no_key_however_it_was_found() -> None:
-    for headers, members in (
-        ((), {}),
-        ((), {"id": "I"}),
-        ((("Idempotency-Key", "K"),), {}),
-        ((), {"idempotencyKey": "B"}),
-    ):
-        live = trade(SIGNALS, *headers, **members)
-        test = trade(SIGNALS, *headers, test=True, **members)
-        assert test.key != live.key
-        assert test.rule == live.rule
-        assert trade(SIGNALS, *headers, test=False, **members).key == live.key
-        assert trade(SIGNALS, *headers, test="test", **members).key == test.key
-        check_key(test.key)
+@pytest.mark.parametrize(
+    ("headers", "members"),
+    [((), {}), ((), {"id": "I"}), ((("Idempotency-Key", "K"),), {}), ((), {"idempotencyKey": "B"})],
+)
+def test_live_and_test_share_no_key_however_it_was_found(
+    headers: tuple[tuple[str, str], ...], members: dict[str, Any]
+) -> None:
+    live = trade(SIGNALS, *headers, **members)
+    test = trade(SIGNALS, *headers, test=True, **members)
+    assert test.key != live.key
+    assert test.rule == live.rule
+    assert trade(SIGNALS, *headers, test=False, **members).key == live.key
+    assert trade(SIGNALS, *headers, test="test", **members).key == test.key
+    check_key(test.key)
 
 
 @pytest.mark.parametrize("value", [1, 0, "yes", [], {}, 1.0, "TRUE"])
@@ -384,7 +384,8 @@ def test_an_array_is_one_operation_for_the_whole_delivery() -> None:
 
 def test_a_delivery_in_which_one_operation_lacks_something() -> None:
     lacking = {name: value for name, value in TRADE.items() if name != "symbol"}
-    for body in ([TRADE, lacking], [lacking], [TRADE, 7], [[]]):
+    bodies: list[Any] = [[TRADE, lacking], [lacking], [TRADE, 7], [[]]]
+    for body in bodies:
         error = refused(SIGNALS, asked(body))
         assert isinstance(error, NoKey)
         assert error.field in ("/symbol", "/exchange")
