@@ -268,6 +268,13 @@ def test_a_header_a_parameter_and_the_path_may_make_a_key() -> None:
     assert refused(source, replace(request, path="/p?b=2&b=2")).field == "query:b"
 
 
+def test_a_header_is_normalised_however_its_name_is_spelt() -> None:
+    source = Source("mine", derive=("header:X-Id",), normalise={"header:x-id": (Normaliser.UUID,)})
+    one = "7D0F6F0E-0000-4000-8000-00000000ABCD"
+    assert found(source, asked(None, ("X-ID", one))) == found(source, asked(None, ("x-id", one.lower())))
+    assert refused(source, asked(None, ("X-Id", "none"))).field == "header:X-Id"
+
+
 # ---------------------------------------------------------------------------------------- windows and memory
 
 
