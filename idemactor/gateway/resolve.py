@@ -136,7 +136,7 @@ class _Resolving:
         if not values:
             return None
         try:
-            key = parse_key_header([value.encode("utf-8", "surrogateescape") for value in values])
+            key = parse_key_header([value.encode("utf-8", "surrogatepass") for value in values])
         except InvalidKey as error:
             raise InvalidRequest(str(error), field=f"header:{KEY_HEADER}") from None
         said = self._body_key()
