@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from idemactor.core.limits import REQUEST_ID_CHARS_MAX
@@ -28,6 +28,7 @@ from idemactor.errors import InvalidRequest
 from idemactor.gateway.refs import Place, parse_ref
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.source import Source
+from idemactor.gateway.words import Format
 
 REQUEST_ID_HEADER: Final = "X-Idemactor-Request-Id"
 """The gateway's name for one request of its own. It has no name that clients use (``X-Request-Id``): they send the same
@@ -61,6 +62,7 @@ _NOT_THE_SENDERS: Final = frozenset(
         *("Connection", "Keep-Alive", "TE", "Trailer", "Transfer-Encoding", "Upgrade", "Content-Length", "Expect"),
     )
 )
+_OF_A_BODY: Final = frozenset({"content-type", "content-encoding"})
 _METHOD: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
 """A token (RFC 9110, section 9.1), of a length that some method might have."""
 _TARGET: Final = re.compile(r"[/][^\x00-\x20\x7f]*|\*")
@@ -141,7 +143,11 @@ def original_request(
         raise InvalidRequest("the method of the request is no method", field=_NGINX[0])
     if not _TARGET.fullmatch(target):
         raise InvalidRequest("the path of the request is none", field=_NGINX[1])
-    dropped = _NOT_THE_SENDERS if keep_authorization else _NOT_THE_SENDERS | {"authorization"}
+    dropped = _NOT_THE_SENDERS
+    if not keep_authorization:
+        dropped |= {"authorization"}
+    if not body:
+        dropped |= _OF_A_BODY
     kept = [pair for pair in headers if pair[0].lower() not in dropped and not pair[0].lower().startswith(_OURS)]
     return RawRequest(method, target, tuple(kept), body)
 
@@ -184,6 +190,11 @@ def reads_body(source: Source) -> bool:
     """Whether ``source`` may find its key in the body, or make one of it."""
     recipes = [(recipe,) if isinstance(recipe, str) else recipe for recipe in source.id]
     return any(_in_body(text) for recipe in (*recipes, source.derive) for text in recipe)
+
+
+def bodiless(source: Source) -> Source:
+    """``source`` for a request whose body is not there, and so is none of any format."""
+    return source if source.format is Format.AUTO else replace(source, format=Format.AUTO, pattern=None)
 
 
 def no_body(source: Source, why: str) -> InvalidRequest:

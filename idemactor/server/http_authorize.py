@@ -24,6 +24,7 @@ from idemactor.gateway.authorize import (
     REQUEST_ID_HEADER,
     RESULT_HEADER,
     Question,
+    bodiless,
     needs_body,
     no_body,
     original_request,
@@ -167,7 +168,7 @@ def _resolved(source: Source, original: RawRequest, now_ms: int) -> Resolved:
     if not original.body and (why := needs_body(source, derived=False)) is not None:
         raise no_body(source, why)
     try:
-        resolved = resolve(source, original, now_ms=now_ms)
+        resolved = resolve(source if original.body else bodiless(source), original, now_ms=now_ms)
     except InvalidRequest as error:
         if original.body or not reads_body(source):
             raise
