@@ -15,8 +15,8 @@ _HOUR_MS: Final = 3_600_000
 _AUTHORIZATION: Final = ("header:Authorization", "header:Cookie")
 
 _HTTP: Final = Source("http", secrets=_AUTHORIZATION, answers=Answers(completed=409))
-"""Clients that send ``Idempotency-Key``. They wait for the operation's own answer: where none is stored, an empty success
-would be taken for it."""
+"""Clients that send ``Idempotency-Key``. They wait for the operation's own answer: where none is stored, any other
+success would be taken for it."""
 
 _HOOX: Final = Source(
     "hoox",
