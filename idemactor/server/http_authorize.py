@@ -1,4 +1,4 @@
-"""Forward-auth: a gateway asks whether a request may go on, and its key is accepted (contract, 13: gateways that only ask).
+"""Forward-auth: a gateway asks whether a request may go on, and its key is accepted (contract, 13).
 
 The question and the answer are read and written by ``gateway/authorize*.py``; here they meet the shards. What is wrong
 with the gateway's own configuration (its token, the namespace, the parameters) is refused as everywhere; what is wrong

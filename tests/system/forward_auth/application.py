@@ -68,6 +68,9 @@ class _Server(ThreadingHTTPServer):
         self.application = application
         super().__init__(("127.0.0.1", 0), _Handler)
 
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A gateway that is stopped drops its connections: nobody has to hear of it."""
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

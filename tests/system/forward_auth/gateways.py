@@ -47,6 +47,7 @@ class Kind:
         sees_body: Whether it sends the body along.
         has_request_ids: Whether it can name one request of its own.
         replayed_ok: The status of a finished duplicate that its sender should be told 200; None: it cannot be told.
+        closed: What it answers without idemactor.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Kind:
     sees_body: bool
     has_request_ids: bool
     replayed_ok: int | None
+    closed: int
 
     def __str__(self) -> str:
         return self.name
@@ -77,10 +79,10 @@ def _caddy(_home: Path) -> Sequence[str]:
     return [_wheel("caddy"), "run", "--config", "Caddyfile", "--adapter", "caddyfile"]
 
 
-NGINX: Final = Kind("nginx", _nginx, sees_body=False, has_request_ids=True, replayed_ok=200)
-ENVOY: Final = Kind("envoy", _envoy, sees_body=True, has_request_ids=True, replayed_ok=203)
-TRAEFIK: Final = Kind("traefik", _traefik, sees_body=True, has_request_ids=False, replayed_ok=None)
-CADDY: Final = Kind("caddy", _caddy, sees_body=False, has_request_ids=True, replayed_ok=200)
+NGINX: Final = Kind("nginx", _nginx, sees_body=False, has_request_ids=True, replayed_ok=200, closed=503)
+ENVOY: Final = Kind("envoy", _envoy, sees_body=True, has_request_ids=True, replayed_ok=203, closed=503)
+TRAEFIK: Final = Kind("traefik", _traefik, sees_body=True, has_request_ids=False, replayed_ok=None, closed=500)
+CADDY: Final = Kind("caddy", _caddy, sees_body=False, has_request_ids=True, replayed_ok=200, closed=502)
 KINDS: Final = (NGINX, ENVOY, TRAEFIK, CADDY)
 
 
