@@ -53,7 +53,7 @@ async def test_once_and_no_more_with_any_method(method: str, autojump_clock: Moc
         assert (first.status, first.body) == (204, b"")
         assert first.headers["x-idemactor-result"] == "accepted"
         assert first.headers["idempotency-takeover"] == "false"
-        assert "content-type" not in first.headers
+        assert not first.headers.keys() & {"content-type", "content-length"}
         record = (await client.post("/v1/default/get", {"key": "k"})).json["record"]
         assert (record["state"], record["operation_id"]) == ("committed", first.headers["idempotency-operation-id"])
         again = await ask(client, "source=http&proceed=204&deny=403", nginx(), method=method)
