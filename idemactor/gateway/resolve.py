@@ -52,7 +52,7 @@ _MODES: Final[Mapping[object, str]] = {
 
 
 class NoKey(InvalidRequest):
-    """Nothing in the request names an operation, or what has to be there to derive a key is not."""
+    """Nothing in the request names an operation: no part of an id is there, and the source derives none."""
 
 
 def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
@@ -64,7 +64,8 @@ def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
         now_ms: The time, milliseconds since the epoch: for timestamps of signatures and for minutes.
 
     Raises:
-        InvalidRequest: What is required is missing (``NoKey``) or malformed; ``field`` names it as the source does.
+        InvalidRequest: What is required is missing or malformed; ``field`` names it as the source does.
+        NoKey: Where nothing at all is there; an ``InvalidRequest``, too.
         Unauthorized: The sender has not proved who it is.
     """
     if source.verify is not None:
@@ -167,7 +168,7 @@ class _Resolving:
                 return self._id_of(recipe, values)
             if any(there):
                 missing = recipe[there.index(False)].text
-                raise NoKey(f"{missing} is missing: it is a part of the operation's id", field=missing)
+                raise InvalidRequest(f"{missing} is missing: it is a part of the operation's id", field=missing)
         return None
 
     def _id_of(self, recipe: Sequence[Ref], values: list[object]) -> str:
@@ -196,7 +197,7 @@ class _Resolving:
             return [self._body.kind, self._counted_body()]
         value = self._value(ref)
         if value is ABSENT:
-            raise NoKey(f"{ref.text} is missing: the key is made of it", field=ref.text)
+            raise InvalidRequest(f"{ref.text} is missing: the key is made of it", field=ref.text)
         return _plain(value)
 
     def _mode(self) -> str:
@@ -237,7 +238,7 @@ class _Resolving:
             return ABSENT
         if any(missing) and not optional:
             detail = f"{ref.text} is missing in operation {missing.index(True)} of the body"
-            raise NoKey(detail, field=ref.text)
+            raise InvalidRequest(detail, field=ref.text)
         return Spread(values)
 
     def _found(self, ref: Ref) -> object:
