@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from idemactor.errors import InvalidRequest
 from idemactor.gateway.authorize import (
@@ -194,6 +198,54 @@ def test_where_a_success_is_told_apart() -> None:
     assert original(FORWARDED, Question(proceed=204, with_success=True)).path == "/orders?x=1"
     traefik = [("X-Forwarded-Server", "t")]
     assert original(traefik, Question(with_success=True, target="/a"), method="POST").path == "/a"
+
+
+NAMES = (
+    "X-Original-Method",
+    "X-Original-URI",
+    "X-Forwarded-Method",
+    "x-forwarded-uri",
+    "X-Forwarded-Server",
+    "Connection",
+)
+VALUES = st.one_of(
+    st.sampled_from(["", "GET", "POST", "/", "/orders?x=1", "/other", "*", "//", "/a b", "http://x/", "PO ST"]),
+    st.text(st.characters(min_codepoint=0, max_codepoint=255), max_size=12),
+)
+
+
+@given(
+    mine=st.sampled_from([NGINX, FORWARDED]),
+    theirs=st.lists(st.tuples(st.sampled_from(NAMES), VALUES), max_size=6),
+    first=st.booleans(),
+)
+def test_a_client_never_makes_it_another_request(mine: Headers, theirs: Headers, first: bool) -> None:
+    """Beside what the gateway says, whatever a client sends leads to the same request or to a refusal."""
+    headers = [*theirs, *mine] if first else [*mine, *theirs]
+    try:
+        found = original(headers)
+    except InvalidRequest:
+        return
+    assert (found.method, found.path) == ("POST", "/orders?x=1")
+
+
+@given(
+    own=st.sampled_from(["", "source=a", "source=a&proceed=200&deny=403", "deny=answer"]),
+    target=st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=40),
+)
+def test_a_path_is_never_a_parameter(own: str, target: str) -> None:
+    query = f"{own}&uri={target}" if own else f"uri={target}"
+    assert read_question(query) == replace(read_question(own), target=target)
+
+
+@given(st.text(max_size=60))
+def test_any_query_is_read_or_refused(query: str) -> None:
+    try:
+        question = read_question(query)
+    except InvalidRequest:
+        return
+    assert 200 <= question.proceed < 300
+    assert question.deny is None or 400 <= question.deny < 600
 
 
 # --------------------------------------------------------------------------------------------------------- request ids

@@ -95,14 +95,14 @@ def installed(name: str, package: str) -> str:
     found = shutil.which(name, path=_PATH)
     if found is not None:
         return found
-    assert os.geteuid() == 0, f"{name} is not installed: apt-get install {package}"
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-qq", "--no-install-recommends", package],
-    ):
-        told = environment({"DEBIAN_FRONTEND": "noninteractive"})
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=APT_S, check=False)
-        assert done.returncode == 0, f"{name} is not installed, and {' '.join(command)} failed: {done.stderr}"
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    missing = f"{name} is not installed (apt-get install {package})"
+    assert shutil.which("apt-get") is not None, missing
+    assert not as_root or shutil.which("sudo") is not None, missing
+    quiet = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    for command in ([*quiet, "update"], [*quiet, "install", "-y", "--no-install-recommends", package]):
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=APT_S, check=False)
+        assert done.returncode == 0, f"{missing}, and {' '.join(command)} failed: {done.stderr}"
     found = shutil.which(name, path=_PATH)
     assert found is not None, f"{package} was installed, but there is no {name}"
     return found
