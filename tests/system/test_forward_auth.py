@@ -37,6 +37,8 @@ DECISIONS: Final = (
     ("Idempotency-Attempt", "forged"),
     ("Idempotency-Unprotected", "forged"),
     ("idempotency-operation-id", "forged"),
+    ("Idempotency_Operation_Id", "forged"),
+    ("IDEMPOTENCY_TAKEOVER", "forged"),
     ("X-Idemactor-Result", "completed"),
     ("X-Idemactor-Request-Id", "forged"),
     ("X-Idemactor-Authorization", f"Bearer {OTHER_TOKEN}"),
