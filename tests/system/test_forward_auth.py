@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import http.client
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +22,7 @@ from tests.system.forward_auth.gateways import CADDY, ENVOY, KINDS, NGINX, SERVE
 from tests.system.forward_auth.gateways import running as gateway_running
 from tests.system.forward_auth.relay import Relay
 from tests.system.process import Server
-from tests.system.programs import free_port
+from tests.system.programs import PATIENCE_S, free_port
 
 OTHER_TOKEN: Final = "of-another-tenant"
 OTHER: Final = f"""
@@ -31,6 +33,8 @@ namespaces = ["*"]
 role = "operator"
 """
 AT_ONCE: Final = 20
+KEPT: Final = 6
+"""Connections to the application that a gateway could keep."""
 DECISIONS: Final = (
     ("Idempotency-Operation-Id", "forged"),
     ("Idempotency-Takeover", "forged"),
@@ -95,6 +99,19 @@ def another(site: Site, home: Path, **options: Any) -> Iterator[Gateway]:
     """Another gateway of the same kind, before the same application."""
     with gateway_running(site.kind, home, site.server.http, site.application.address, **options) as found:
         yield found
+
+
+def exactly(site: Site, method: str, path: str, headers: dict[str, str]) -> http.client.HTTPResponse:
+    """The answer to a request whose method, path and Host go out as they are, on a connection of its own."""
+    connection = http.client.HTTPConnection(site.gateway.address, timeout=PATIENCE_S)
+    with contextlib.closing(connection):
+        connection.putrequest(method, path, skip_host="Host" in headers)
+        for name, value in {"Content-Type": "application/json", "Content-Length": "2", **headers}.items():
+            connection.putheader(name, value)
+        connection.endheaders(b"{}")
+        answer = connection.getresponse()
+        answer.read()
+        return answer
 
 
 def problem(answer: httpx.Response, status: int, code: str) -> dict[str, Any]:
@@ -192,10 +209,12 @@ def test_a_missing_key_is_an_error(site: Site) -> None:
 
 def test_other_methods_and_paths_pass_untouched(site: Site) -> None:
     key = unique("untouched")
-    for method, path in (("GET", "/orders/7"), ("GET", "/orders/7"), ("DELETE", "/orders/7"), ("POST", "/elsewhere")):
+    untouched = [(method, "/orders/7") for method in ("GET", "GET", "PUT", "DELETE", "OPTIONS")]
+    untouched += [("PATCH", "/signals"), ("POST", "/elsewhere"), ("POST", "/x/orders"), ("POST", "/order")]
+    for method, path in untouched:
         assert site.gateway.send(method, path, [("Idempotency-Key", key), *DECISIONS]).status_code == 201
     seen = site.application.with_key(key)
-    assert len(seen) == 4
+    assert len(seen) == len(untouched)
     for one in seen:
         assert "forged" not in one.headers.values()
         assert not [name for name in one.headers if name.startswith("x-idemactor-")]
@@ -212,14 +231,34 @@ def test_a_path_arrives_as_it_was_sent(site: Site) -> None:
 
 @pytest.mark.parametrize("path", ["//orders", "/./orders", "/x/../orders", "/%6Frders", "/%2e/orders"])
 def test_however_a_path_is_spelt_it_is_asked_about(site: Site, path: str) -> None:
-    key = unique("spelt")
-    answers = []
-    for _ in range(2):
-        connection = http.client.HTTPConnection(site.gateway.address, timeout=10)
-        connection.request("POST", path, b"{}", {"Idempotency-Key": key})
-        answers.append(connection.getresponse().status)
-        connection.close()
-    assert answers == [201, 409]
+    headers = {"Idempotency-Key": unique("spelt")}
+    assert [exactly(site, "POST", path, headers).status for _ in range(2)] == [201, 409]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        *[(method, "/orders") for method in ("POST", "post", "Post", "PATCH", "PaTCH")],
+        *[("POST", path) for path in ("/orders/", "/orders.json", "/orders;a=b", "/ordersX", "/Orders", "/orders%3Ba")],
+        *[("POST", path) for path in ("/x/..%2forders", "/x/..%2Forders", "/x%2f../orders", "/x/%2e%2e%2forders")],
+        *[("POST", f"/hooks/github{more}") for more in ("", "/", ".json", ";a=b")],
+        *[("POST", path) for path in ("/HOOKS/github", "/hooks//github")],
+        ("post", "/hooks/github"),
+    ],
+)
+def test_no_way_around_the_question(site: Site, method: str, path: str) -> None:
+    """What an application may take for a route that is asked about never gets there without a key."""
+    before = len(site.application.seen)
+    assert 400 <= exactly(site, method, path, {}).status < 500
+    assert len(site.application.seen) == before
+
+
+@pytest.mark.parametrize("host", ["shop.example", "localhost", "[::1]:8080", "127.0.0.1"])
+def test_whatever_host_is_asked_for(site: Site, host: str) -> None:
+    headers = {"Host": host, "Idempotency-Key": unique("host")}
+    assert [exactly(site, "POST", "/orders", headers).status for _ in range(2)] == [201, 409]
+    assert len(site.application.with_key(headers["Idempotency-Key"])) == 1
+    assert exactly(site, "GET", "/elsewhere", {"Host": host}).status == 201
 
 
 # ----------------------------------------------------------------------------------------------------- hostile clients
@@ -267,6 +306,47 @@ def test_a_client_that_claims_another_request(site: Site, header: tuple[str, str
         assert [answer.status_code for answer in answers] == [201, 409, 409]
 
 
+@pytest.mark.parametrize("named", ["Idempotency-Operation-Id", "Idempotency-Takeover", "X-Idemactor-Request-Id"])
+def test_a_client_that_would_have_headers_dropped(site: Site, named: str) -> None:
+    """What ``Connection`` names goes no further (RFC 9110, section 7.6.1): what the application is told does."""
+    key = unique("dropped")
+    assert site.gateway.order(key, ("Connection", f"close, {named}")).status_code == 201
+    [seen] = site.application.with_key(key)
+    assert seen.headers["idempotency-operation-id"] == site.ask("get", key=key)["record"]["operation_id"]
+    assert seen.headers["idempotency-takeover"] == "false"
+    problem(site.gateway.order(key, ("Connection", f"close, {named}")), 409, "DUPLICATE")
+
+
+def test_headers_that_are_too_many_or_too_large(site: Site) -> None:
+    """A client's own fault is no outage: whatever it is told, it is not to try again."""
+    many = [(f"X-Of-Many-{number}", "x") for number in range(120)]
+    large = [("X-Large-1", "x" * 7_000), ("X-Large-2", "x" * 7_000), ("X-Large-3", "x" * 4_000)]
+    for headers in (many, large):
+        key = unique("headers")
+        answer = site.gateway.order(key, *headers)
+        # Envoy sends none of them to idemactor, and has limits of its own.
+        assert answer.status_code in ((201, 431) if site.kind is ENVOY else (431,))
+        assert "retry-after" not in answer.headers
+        assert len(site.application.with_key(key)) == (answer.status_code == 201)
+    # Cookies are the application's alone.
+    if site.kind in (NGINX, ENVOY, CADDY):
+        key = unique("cookies")
+        cookies = [("Cookie", "a=" + "x" * 6_000)] * 3
+        assert site.gateway.order(key, *cookies).status_code == 201
+        assert "a=xxx" in site.application.with_key(key)[0].headers["cookie"]
+
+
+def test_a_body_that_is_compressed(site: Site) -> None:
+    key = unique("gzip")
+    headers = [("Idempotency-Key", key), ("Content-Type", "application/json"), ("Content-Encoding", "gzip")]
+    body = gzip.compress(b'{"quantity": 1}')
+    assert [site.gateway.send("POST", "/orders", headers, body).status_code for _ in range(2)] == [201, 409]
+    if site.kind.sees_body:
+        # It counts as what it says.
+        plain = [("Idempotency-Key", key), ("Content-Type", "application/json")]
+        problem(site.gateway.send("POST", "/orders", plain, b'{"quantity": 2}'), 422, "MISMATCH")
+
+
 def test_parameters_are_the_gateways_alone(site: Site) -> None:
     key, path = unique("parameters"), "/orders?source=github&proceed=200&deny=answer&uri=/x"
     assert site.gateway.order(key, path=path).status_code == 201
@@ -297,6 +377,58 @@ def test_the_gateways_own_question_again(site: Site, home: Path) -> None:
         assert answer.status_code == site.kind.closed
         assert site.application.with_key(key) == []
     problem(site.gateway.order(key), 409, "DUPLICATE")
+
+
+@pytest.mark.parametrize("method", ["POST", "PATCH"])
+def test_an_application_that_closes_before_it_answers(site: Site, method: str) -> None:
+    """Go's transport sends what has no body and an ``Idempotency-Key`` again, over each connection that it had kept."""
+    site.application.together = threading.Barrier(KEPT)
+    with ThreadPoolExecutor(KEPT) as pool:
+        keys = [[("Idempotency-Key", unique("kept"))] for _ in range(KEPT)]
+        kept = list(pool.map(lambda own: site.gateway.send("POST", "/orders?together", own).status_code, keys))
+    assert kept == [201] * KEPT
+    key = unique("closes")
+    site.application.fail_next = KEPT + 1
+    try:
+        answer = site.gateway.send(method, "/orders", [("Idempotency-Key", key)])
+    finally:
+        site.application.fail_next = 0
+    assert answer.status_code in (502, 503)
+    assert len(site.application.with_key(key)) == 1
+
+
+@pytest.mark.parametrize("site", [NGINX], indirect=True, ids=str)
+@pytest.mark.parametrize("lost", [1, 2, 8])
+def test_the_second_step_whose_answer_is_lost(site: Site, home: Path, lost: int) -> None:
+    key = unique("verdict")
+    with (
+        Relay(site.server.http) as relay,
+        gateway_running(site.kind, home, relay.address, site.application.address) as gateway,
+    ):
+        assert gateway.order(key).status_code == 201
+        relay.spare, relay.lose = 1, lost
+        answer = gateway.order(key)
+    # The first is that of a connection that was kept, which nginx replaces by itself.
+    if lost <= 2:
+        problem(answer, 409, "DUPLICATE")
+    else:
+        problem(answer, 503, "UNAVAILABLE")
+        assert answer.headers["retry-after"] == "1"
+    assert len(site.application.with_key(key)) == 1
+
+
+@pytest.mark.parametrize("site", [NGINX], indirect=True, ids=str)
+def test_a_failure_of_the_gateway_after_the_yes_is_no_outage(site: Site, home: Path) -> None:
+    """nginx writes a large body to a file, after it asked: where it cannot, no other try will get through."""
+    key = unique("unwritable")
+    with another(site, home) as gateway:
+        (home / "client_body").rmdir()
+        headers = [("Idempotency-Key", key)]
+        answer = gateway.send("POST", "/orders", headers, b"x" * 100_000)
+        assert answer.status_code == 500
+        assert "retry-after" not in answer.headers
+        problem(gateway.send("POST", "/orders", headers, b"x"), 409, "DUPLICATE")
+    assert site.application.with_key(key) == []
 
 
 def test_an_instance_that_is_down_is_not_asked_about_again(site: Site, home: Path) -> None:

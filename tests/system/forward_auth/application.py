@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
+from tests.system.programs import PATIENCE_S
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -22,10 +24,16 @@ class Seen:
 
 @dataclass
 class Application:
-    """Answers 201 and its own number of the request; ``fail_next`` of them it drops without an answer."""
+    """Answers 201 and its own number of the request.
+
+    Attributes:
+        fail_next: So many requests it reads and drops: it closes the connection, kept alive or not, without an answer.
+        together: Where those whose path ends in ``?together`` wait for each other, each on a connection of its own.
+    """
 
     seen: list[Seen] = field(default_factory=list)
     fail_next: int = 0
+    together: threading.Barrier | None = None
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
@@ -85,6 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         seen = Seen(self.command, self.path, headers, self._body())
         number = self.server.application.take(seen)
+        if self.server.application.together is not None and self.path.endswith("?together"):
+            self.server.application.together.wait(PATIENCE_S)
         if number is None:
             self.close_connection = True
             return

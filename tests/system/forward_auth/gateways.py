@@ -156,7 +156,7 @@ def _addressed(text: str, port: int, idemactor: str, applications: Sequence[str]
 
 def _moved(text: str, port: str, address: str) -> str:
     number = address.rpartition(":")[2]
-    return re.sub(rf"(127\.0\.0\.1:|port_value: ){port}\b", rf"\g<1>{number}", text)
+    return re.sub(rf"(127\.0\.0\.1:|http://:|port_value: ){port}\b", rf"\g<1>{number}", text)
 
 
 def _wheel(name: str) -> str:

@@ -14,11 +14,13 @@ class Relay:
     """A port that leads to ``target``.
 
     Attributes:
+        spare: How many of the answers to come are passed on before any is lost.
         lose: How many of the answers to come are lost: the question arrives, and the connection breaks.
         lost: How many were.
     """
 
     def __init__(self, target: str) -> None:
+        self.spare = 0
         self.lose = 0
         self.lost = 0
         self._target = target
@@ -63,6 +65,9 @@ class Relay:
     def _loses(self) -> bool:
         with self._lock:
             if not self.lose:
+                return False
+            if self.spare:
+                self.spare -= 1
                 return False
             self.lose -= 1
             self.lost += 1
