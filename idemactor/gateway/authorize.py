@@ -27,6 +27,7 @@ from idemactor.core.limits import REQUEST_ID_CHARS_MAX
 from idemactor.errors import InvalidRequest
 from idemactor.gateway.refs import Place, parse_ref
 from idemactor.gateway.request import RawRequest
+from idemactor.gateway.resolve import KEY_HEADER
 from idemactor.gateway.source import Source
 from idemactor.gateway.words import Format
 
@@ -51,6 +52,9 @@ _TRAEFIK: Final = "X-Forwarded-Server"
 _PARTIAL: Final = "X-Envoy-Auth-Partial-Body"
 _PARAMETERS: Final = frozenset({"source", "proceed", "deny"})
 _TARGET_PARAMETER: Final = "uri="
+_OWN_METHOD: Final = "method"
+_OWN_TARGET: Final = "uri"
+"""How a refusal names what the question itself tells: its method, and what is behind ``uri=``."""
 
 _NOT_THE_SENDERS: Final = frozenset(
     name.lower()
@@ -88,6 +92,21 @@ class Question:
     deny: int | None = None
     with_success: bool = False
     target: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """One way in which a request is told.
+
+    Attributes:
+        names: What told its method and its path, as a refusal names them.
+        method: The method.
+        target: The path and query.
+    """
+
+    names: tuple[str, str]
+    method: str
+    target: str
 
 
 def read_question(query: str) -> Question:
@@ -135,21 +154,36 @@ def original_request(
     if any(value.lower() != "false" for value in asked.header(_PARTIAL)):
         raise InvalidRequest("the gateway sent only a part of the body", field="body")
     if question.target is None:
-        method, target = _told(asked)
+        told = _told(asked)
         _check_success_is_told_apart(question, asked)
     else:
-        target = question.target
-    if not _METHOD.fullmatch(method):
-        raise InvalidRequest("the method of the request is no method", field=_NGINX[0])
-    if not _TARGET.fullmatch(target):
-        raise InvalidRequest("the path of the request is none", field=_NGINX[1])
+        told = _Account((_OWN_METHOD, _OWN_TARGET), method, question.target)
+    if not _METHOD.fullmatch(told.method):
+        raise InvalidRequest("the method of the request is no method", field=told.names[0])
+    if not _TARGET.fullmatch(told.target):
+        raise InvalidRequest("the path of the request is none", field=told.names[1])
     dropped = _NOT_THE_SENDERS
     if not keep_authorization:
         dropped |= {"authorization"}
     if not body:
         dropped |= _OF_A_BODY
     kept = [pair for pair in headers if pair[0].lower() not in dropped and not pair[0].lower().startswith(_OURS)]
-    return RawRequest(method, target, tuple(kept), body)
+    return RawRequest(told.method, told.target, tuple(kept), body)
+
+
+def check_not_joined(source: Source, question: Question, original: RawRequest) -> None:
+    """Refuse an id that may be two: Envoy, which alone tells the target itself, joins a header that is sent twice.
+
+    Raises:
+        InvalidRequest: There is a comma in one; ``field`` names the header.
+    """
+    if question.target is None:
+        return
+    recipes = (ref for recipe in source.plan.ids for ref in recipe)
+    names = [ref.text.partition(":")[2] for ref in recipes if ref.place is Place.HEADER]
+    for name in ([KEY_HEADER] if source.client_key else []) + names:
+        if any("," in value for value in original.header(name)):
+            raise InvalidRequest(f"{name} is there twice, or has a comma", field=f"header:{name}")
 
 
 def request_id_of(values: Sequence[str]) -> str | None:
@@ -217,24 +251,24 @@ def _status(text: str, name: str, low: int, high: int) -> int:
     raise InvalidRequest(f"{name} is a status from {low} to {high}{also}", field=name)
 
 
-def _told(asked: RawRequest) -> tuple[str, str]:
+def _told(asked: RawRequest) -> _Account:
     """The method and the path that headers tell."""
     accounts = [account for names in (_NGINX, _FORWARDED) if (account := _account(asked, names)) is not None]
     if not accounts:
         raise InvalidRequest("the gateway does not say which path it asks about", field=_NGINX[1])
-    if len(set(accounts)) > 1:
+    if len({(account.method, account.target) for account in accounts}) > 1:
         raise InvalidRequest(f"{_NGINX[1]} and {_FORWARDED[1]} do not tell the same request", field=_NGINX[1])
     return accounts[0]
 
 
-def _account(asked: RawRequest, names: tuple[str, str]) -> tuple[str, str] | None:
+def _account(asked: RawRequest, names: tuple[str, str]) -> _Account | None:
     values = [_single(asked, name) for name in names]
     if values == [None, None]:
         return None
     for name, value in zip(names, values, strict=True):
         if value is None:
             raise InvalidRequest(f"the gateway says only a half of what it asks about: {name} is missing", field=name)
-    return str(values[0]), str(values[1])
+    return _Account(names, str(values[0]), str(values[1]))
 
 
 def _single(asked: RawRequest, name: str) -> str | None:

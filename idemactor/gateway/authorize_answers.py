@@ -48,8 +48,8 @@ REPLAYED_MARK: Final = ("Idempotent-Replayed", "true")
 REPLAYED: Final = frozenset(
     {
         *("content-encoding", "content-language", "content-location", "content-disposition", "content-digest"),
-        *("repr-digest", "location", "link", "etag", "last-modified", "cache-control", "expires", "vary", "allow"),
-        "retry-after",
+        *("content-md5", "content-range", "repr-digest", "location", "link", "etag", "last-modified", "cache-control"),
+        *("expires", "vary", "allow", "retry-after"),
     }
 )
 """What is replayed of a stored answer beside its content type: what describes the answer, and no session's or
@@ -58,7 +58,8 @@ connection's own."""
 RETRY_MS: Final = 1_000
 """When to ask again where the second step does not find any more what the first one decided on."""
 
-_NO_CONTENT: Final = 204
+_BODILESS: Final = frozenset({204, 205, 304})
+"""Statuses whose answers have no content (RFC 9110, sections 15.3.5, 15.3.6 and 15.4.5)."""
 _CONFLICT: Final = 409
 _TRANSFORMED: Final = 203
 """Non-Authoritative Information (RFC 9110, section 15.3.4): a success that something on the way has altered."""
@@ -188,7 +189,9 @@ def _replayed(outcome: Outcome, status: int) -> Told:
             media_type = value
         elif name.lower() in REPLAYED:
             kept.append((name, value))
-    return Told(status, media_type, b"" if status == _NO_CONTENT else outcome.body, tuple(kept))
+    if not _BODILESS.isdisjoint((status, outcome.status)):
+        return Told(status, "", b"", tuple(kept))
+    return Told(status, media_type, outcome.body, tuple(kept))
 
 
 def _marked(answer: Told, word: str) -> Told:

@@ -28,7 +28,7 @@ from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
 from idemactor.wire.requests import COMMAND_OPS, Dialect, Scope, command_from
 
-NO_CONTENT: Final = 204
+WITHOUT_LENGTH: Final = frozenset({204, 304})
 READY_RETRY_S: Final = 1
 """When to ask again whether a server is ready that was not."""
 
@@ -142,8 +142,8 @@ class _Views:
         response = Response(answer.body, answer.status)
         # A stored answer has the fields that it was stored with: one may be there twice, and its type may be missing.
         response.headers.remove("content-type")
-        if answer.status == NO_CONTENT:
-            # RFC 9110, section 8.6: it has no length either.
+        if answer.status in WITHOUT_LENGTH:
+            # RFC 9110, section 8.6: the first has none, and that of the second would be another answer's.
             response.headers.remove("content-length")
         if answer.media_type:
             response.headers["content-type"] = answer.media_type

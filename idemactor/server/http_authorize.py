@@ -25,6 +25,7 @@ from idemactor.gateway.authorize import (
     RESULT_HEADER,
     Question,
     bodiless,
+    check_not_joined,
     needs_body,
     no_body,
     original_request,
@@ -146,6 +147,7 @@ async def _original(context: ServerContext, request: Request, asked: _Asked) -> 
 
 def _accept(context: ServerContext, asked: _Asked, original: RawRequest, headers: Headers) -> Accept:
     request_id = request_id_of(headers.getlist(REQUEST_ID_HEADER))
+    check_not_joined(asked.source, asked.question, original)
     resolved = _resolved(asked.source, original, context.now_ms())
     fingerprint = resolved.fingerprint
     if not original.body:

@@ -12,6 +12,7 @@ from idemactor.errors import InvalidRequest
 from idemactor.gateway.authorize import (
     Question,
     bodiless,
+    check_not_joined,
     needs_body,
     original_request,
     read_question,
@@ -139,6 +140,8 @@ def test_an_empty_header_is_a_removed_one() -> None:
         ([NGINX[0], ("X-Original-URI", "http://elsewhere/orders")], "X-Original-URI"),
         ([NGINX[0], ("X-Original-URI", "/a b")], "X-Original-URI"),
         ([NGINX[0], ("X-Original-URI", "/a\x7f")], "X-Original-URI"),
+        ([("X-Forwarded-Method", "PO ST"), FORWARDED[1]], "X-Forwarded-Method"),
+        ([FORWARDED[0], ("X-Forwarded-Uri", "orders")], "X-Forwarded-Uri"),
         ([*NGINX, ("X-Envoy-Auth-Partial-Body", "true")], "body"),
         ([*NGINX, ("X-Envoy-Auth-Partial-Body", "false"), ("x-envoy-auth-partial-body", "true")], "body"),
     ],
@@ -149,7 +152,28 @@ def test_what_is_not_told_clearly(headers: Headers, field: str) -> None:
 
 @pytest.mark.parametrize("target", ["", "orders", "/a b", "http://elsewhere/"])
 def test_a_path_of_envoys_that_is_none(target: str) -> None:
-    assert blamed([], Question(target=target), method="POST") == "X-Original-URI"
+    assert blamed([], Question(target=target), method="POST") == "uri"
+
+
+def test_a_method_of_envoys_that_is_none() -> None:
+    assert blamed([], ENVOY, method="PO ST") == "method"
+
+
+@pytest.mark.parametrize("source", ["http", "github", "stripe", "tradingview"])
+def test_ids_that_were_joined(source: str) -> None:
+    """A comma in an id of a request that Envoy asks about, and nowhere else."""
+    found = SHIPPED[source]
+    theirs = {"http": "Idempotency-Key", "github": "X-GitHub-Delivery"}
+    for name in ("Idempotency-Key", "X-GitHub-Delivery", "Accept"):
+        asked = RawRequest("POST", "/", ((name.lower(), "a,b"),), b"")
+        check_not_joined(found, ASKED, asked)
+        if name == theirs.get(source) or (name == "Idempotency-Key" and found.client_key):
+            with pytest.raises(InvalidRequest) as caught:
+                check_not_joined(found, ENVOY, asked)
+            assert caught.value.field == f"header:{name}"
+        else:
+            check_not_joined(found, ENVOY, asked)
+    check_not_joined(found, ENVOY, RawRequest("POST", "/", (KEY, ("X-GitHub-Delivery", "d")), b""))
 
 
 @pytest.mark.parametrize("target", ["/", "/a?b=%2F&c=/d?e", "*", "/h\xc3\xb6he", "//a"])

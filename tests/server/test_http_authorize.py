@@ -105,6 +105,22 @@ async def test_a_missing_key_is_an_error(autojump_clock: MockClock) -> None:
         assert (await ask(client, "source=github", nginx(None))).json["field"] == "header:X-GitHub-Delivery"
 
 
+async def test_an_id_that_envoy_joined(autojump_clock: MockClock) -> None:
+    """It makes one header of two, with a comma: which delivery would that be?"""
+    async with serving(autojump_clock) as client:
+        own = {"Idempotency-Key": "http", "X-GitHub-Delivery": "github"}
+        for name, source in own.items():
+            for value in ("one,two", "one, two", '"one, two"', ","):
+                found = await ask(client, f"source={source}&uri=/a", [(name, value)], method="POST")
+                assert found.problem(400, "INVALID_REQUEST")["field"] == f"header:{name}"
+        # Whoever does not join them shows both, and a comma is the sender's.
+        comma = nginx(None, ("X-GitHub-Delivery", "one,two"))
+        assert (await ask(client, "source=github", comma)).status == 200
+        twice = nginx(None, ("X-GitHub-Delivery", "one"), ("X-GitHub-Delivery", "two"))
+        assert (await ask(client, "source=github", twice)).json["field"] == "header:X-GitHub-Delivery"
+        assert (await ask(client, "", nginx('"one, two"'))).status == 200
+
+
 async def test_another_request_under_the_same_key(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
         assert (await ask(client, "", nginx())).status == 200
@@ -215,6 +231,24 @@ async def test_a_stored_answer_never_lets_its_duplicate_through(
         headers = [("Idempotency-Key", "k"), ("X-Forwarded-Method", "POST"), ("X-Forwarded-Uri", "/a")]
         found = await ask(client, query, headers, method="POST")
         assert (found.status, found.headers["x-idemactor-result"]) == (status, "completed")
+
+
+@pytest.mark.parametrize(
+    ("stored", "body", "length"),
+    [(200, b"part", "4"), (204, b"", None), (205, b"", "0"), (206, b"part", "4"), (304, b"", None)],
+)
+async def test_a_stored_answer_is_well_formed(
+    stored: int, body: bytes, length: str | None, autojump_clock: MockClock
+) -> None:
+    """What has no content is told without any, whatever was stored; a part says which one it is."""
+    async with serving(autojump_clock) as client:
+        told = [["Content-Type", "text/plain"], ["Content-Range", "bytes 0-3/9"], ["Content-MD5", "x"]]
+        await commit(client, "k", {"status": stored, "headers": told, "body": "part"})
+        headers = [("Idempotency-Key", "k"), ("X-Forwarded-Method", "POST"), ("X-Forwarded-Uri", "/a")]
+        found = await ask(client, "proceed=299&deny=answer", headers)
+        assert (found.status, found.body, found.headers.get("content-length")) == (stored, body, length)
+        assert found.headers["content-range"] == "bytes 0-3/9"
+        assert ("content-type" in found.headers) == bool(body)
 
 
 async def test_without_a_stored_answer_it_is_as_the_source_says(autojump_clock: MockClock) -> None:

@@ -492,6 +492,12 @@ def test_deliveries_of_github(site: Site) -> None:
     assert len(site.application.with_key(delivery)) == 1
     missing = problem(site.gateway.send("POST", "/hooks/github", headers[1:], b"{}"), 400, "INVALID_REQUEST")
     assert missing["field"] == "header:X-GitHub-Delivery"
+    # Envoy makes one of two, with a comma: an id that nobody sent.
+    twice = [("X-GitHub-Delivery", unique("delivery")), ("X-GitHub-Delivery", unique("delivery")), *headers[1:]]
+    before = len(site.application.seen)
+    told = problem(site.gateway.send("POST", "/hooks/github", twice, b"{}"), 400, "INVALID_REQUEST")
+    assert told["field"] == "header:X-GitHub-Delivery"
+    assert len(site.application.seen) == before
 
 
 def test_alerts_whose_key_is_made_of_the_body(site: Site, home: Path) -> None:
