@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import trio
 from quart import Request
 from werkzeug.datastructures import Headers
 
@@ -54,6 +55,9 @@ from idemactor.wire.requests import Scope
 
 OP: Final = "accept"
 """What a gateway does here, and has to be allowed to."""
+LOOKS: Final = 3
+"""How many turns the connection gets to show that the gateway hung up, before the key is accepted. One is enough over
+plain TCP."""
 BODILESS: Final = ";bodiless"
 """What the rule of a fingerprint ends in that was made without the body: it says nothing about one made with it."""
 
@@ -79,6 +83,9 @@ async def authorize(context: ServerContext, request: HttpRequest, namespace: str
     except RequestError as error:
         context.observer.refused(DOOR, error.code)
         return error_told(error, request.path, asked.source.answers, asked.question)
+    for _ in range(LOOKS):
+        # A gateway that hung up meanwhile has told its sender no: this is where that ends the question.
+        await trio.lowlevel.checkpoint()
     [answer] = await operations.carry_out(context, [command], request.handed_over)
     if isinstance(answer, Accepted):
         return proceed_told(answer, asked.question)

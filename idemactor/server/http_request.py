@@ -32,12 +32,15 @@ class HttpRequest(TrioRequest):
     Attributes:
         handed_over: Set once its commands are with the shards, from where nothing takes them back.
         waits: Whether it may wait for its key: a client that leaves ends that at once.
+        asks: Whether a gateway asks about somebody else's request: where it left, its answer was no, and a key that is
+            accepted all the same is lost.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.handed_over = trio.Event()
         self.waits = False
+        self.asks = self.path.endswith("/authorize")
 
 
 class HttpExchange(TrioASGIHTTPConnection):
@@ -46,14 +49,17 @@ class HttpExchange(TrioASGIHTTPConnection):
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable
     ) -> None:
-        """Feed the body to the app; when the client leaves, cancel the app, but not before its commands are routed."""
+        """Feed the body to the app; when the client leaves, cancel the app, but not before its commands are routed.
+
+        Only a gateway that asks is not waited for: what is not routed yet will not be.
+        """
         read_whole = False
         while (message := await receive())["type"] == "http.request":
             request.body.append(message.get("body", b""))
             if not message.get("more_body", False):
                 request.body.set_complete()
                 read_whole = True
-        if read_whole and isinstance(request, HttpRequest):
+        if read_whole and isinstance(request, HttpRequest) and (request.handed_over.is_set() or not request.asks):
             await request.handed_over.wait()
             if not request.waits:
                 # It may only have closed its sending side, as a shell's netcat does: the answer is about to be there.

@@ -14,8 +14,9 @@ from trio.testing import MockClock
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.source import Answers, Source
 from idemactor.gateway.verify import Scheme, Verify
+from idemactor.server.http_shared import HANGING_UP_MS
 from tests.server.rig import START_MS, TOKENS, running
-from tests.server.test_http_app import Answer, Client, bearer
+from tests.server.test_http_app import Answer, Client, Exchange, bearer
 
 Headers = list[tuple[str, str]]
 
@@ -73,6 +74,21 @@ async def test_the_gateways_own_retry_goes_on_and_the_senders_does_not(autojump_
         # The name under which clients send ids of their own, the same in every attempt, is not asked.
         assert (await ask(client, "", nginx("l", ("X-Request-Id", "same")))).status == 200
         assert (await ask(client, "", nginx("l", ("X-Request-Id", "same")))).status == 409
+
+
+async def test_a_gateway_that_hung_up_is_not_asked_for_its_key(autojump_clock: MockClock) -> None:
+    """Its sender was told no: the key stays free until the question is with a shard, and is taken from then on."""
+    async with serving(autojump_clock) as client:
+        for body in ([b""], [b"a", b"b"]):
+            exchange = Exchange(client.app, "POST", "/v1/default/authorize?uri=/a", [("Idempotency-Key", "k")])
+            for number, part in enumerate(body):
+                exchange.send(part, more=number + 1 < len(body))
+            exchange.hang_up()
+            await exchange.run()
+            await trio.sleep(HANGING_UP_MS / 1_000)
+            assert not exchange.answered
+            assert (await client.post("/v1/default/get", {"key": "k"})).status == 404
+        assert (await ask(client, "uri=/a", [("Idempotency-Key", "k")], method="POST")).status == 200
 
 
 async def test_a_takeover_says_so(autojump_clock: MockClock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import time
 from typing import Final
@@ -82,3 +83,28 @@ def test_questions_of_such_a_client_are_answered_too(server: Server, path: str) 
             sock.sendall(f"GET {path} HTTP/1.1\r\nHost: t\r\n\r\n".encode())
             sock.shutdown(socket.SHUT_WR)
             assert read_to_end(sock).startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_gateway_that_gave_up_meanwhile_burns_no_key(server: Server, kept: bool) -> None:
+    """A server that stood still: the gateway told its sender no, and hung up, before the question was looked at."""
+    ask = "GET /v1/default/authorize HTTP/1.1\r\nHost: t\r\nX-Original-Method: POST\r\nX-Original-URI: /\r\n"
+    keys = [f"gave-up-{kept}-{number}" for number in range(20)]
+    gateways = [connect(server.http) for _ in keys]
+    for gateway in gateways if kept else ():
+        gateway.sendall(b"GET /livez HTTP/1.1\r\nHost: t\r\n\r\n")
+        assert gateway.recv(65_536)
+    server.signal(signal.SIGSTOP)
+    try:
+        for key, gateway in zip(keys, gateways, strict=True):
+            gateway.sendall(f"{ask}Idempotency-Key: {key}\r\n\r\n".encode())
+            gateway.close()
+        with connect(server.http) as stays:
+            stays.sendall(f"{ask}Idempotency-Key: stays-{kept}\r\nConnection: close\r\n\r\n".encode())
+            server.signal(signal.SIGCONT)
+            assert read_to_end(stays).startswith(b"HTTP/1.1 200")
+    finally:
+        server.signal(signal.SIGCONT)
+    time.sleep(SETTLE_S)
+    with server.http_client() as client:
+        assert [client.call("get", key=key).status for key in keys] == [404] * len(keys)
