@@ -211,7 +211,7 @@ class Settler:
         that who is told "in flight" knows that the first one was not granted before.
         """
         flight = acquisition.flight
-        if not (flight.adopted and flight.waits_ms) or flight.done.is_set():
+        if not (flight.adopted and flight.waits_ms) or flight.answer is not None:
             return None
         again = Flight(acquisition.method, acquisition.params)
         try:
@@ -219,7 +219,7 @@ class Settler:
         except InFlightError:
             settlement.idle = True
             settlement.calm.set()
-            await flight.done.wait()
+            await flight.finished()
             settlement.idle = False
             settlement.calm = anyio.Event()
             return None

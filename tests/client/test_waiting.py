@@ -133,7 +133,7 @@ def test_a_quiet_server_that_is_there_is_not_given_up(backend: str) -> None:
 def test_who_waits_for_a_place_among_the_waiting_is_not_out_of_service(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idemactor.client.link.WAITING_MAX", 1)
+    monkeypatch.setattr("idemactor.client.pipeline.WAITING_MAX", 1)
 
     async def body(_server: FakeServer, client: Client) -> None:
         await client.reserve("trade", "k")

@@ -32,7 +32,7 @@ from idemactor.client import (
     Unauthenticated,
     UnknownKeyError,
     Unreachable,
-    link,
+    forks,
     sync,
 )
 from tests.system.process import Server, environment, eventually
@@ -346,7 +346,7 @@ def in_child(work: Callable[[], Any]) -> int:
 def test_a_forked_child_never_shares_the_connection(home: Path, own_server: Server) -> None:
     with own_server.start(), sync.Client(address_in(home)) as client:
         with client.hold("default", "k") as hold:
-            [number] = link._SOCKETS
+            [number] = forks._SOCKETS
 
             def child() -> None:
                 assert not stat.S_ISSOCK(os.fstat(number).st_mode)
