@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Final
 
 from anyio.abc import ByteStream, SocketAttribute
-
-NO_SOCKET: Final = -1
-"""In the place of a file descriptor."""
 
 _SOCKETS: Final[set[int]] = set()
 """The sockets of this process, by file descriptor."""
 
 
-def share_with_no_child(stream: ByteStream) -> int:
-    """Remember the socket of a connection, if it has one; its number, for ``forget``."""
-    sock = stream.extra(SocketAttribute.raw_socket, None)
-    if sock is None:
-        return NO_SOCKET
-    number: int = sock.fileno()
+@contextlib.contextmanager
+def unshared(number: int) -> Iterator[None]:
+    """Share the socket ``number`` with no child for as long as this lasts."""
     _SOCKETS.add(number)
-    return number
+    try:
+        yield
+    finally:
+        _SOCKETS.discard(number)
 
 
-def forget(number: int) -> None:
-    """That socket is closed."""
-    _SOCKETS.discard(number)
+def unshared_stream(stream: ByteStream) -> contextlib.AbstractContextManager[None]:
+    """The same for the socket of a connection, if it has one."""
+    sock = stream.extra(SocketAttribute.raw_socket, None)
+    return contextlib.nullcontext() if sock is None else unshared(sock.fileno())
 
 
 def _drop_inherited() -> None:

@@ -131,11 +131,10 @@ class Link:
 
     async def _serve(self, stream: ByteStream) -> None:
         self._pipeline.connected(self._protocol)
-        number = forks.share_with_no_child(stream)
         try:
-            self.trouble = await carry(stream, self._pipeline, self._silence_s)
+            with forks.unshared_stream(stream):
+                self.trouble = await carry(stream, self._pipeline, self._silence_s)
         finally:
-            forks.forget(number)
             self._pipeline.lose()
             with anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(stream)
