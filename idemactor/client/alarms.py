@@ -71,6 +71,10 @@ class Alarms(Generic[T]):
             heapq.heapify(self._heap)
             self._dropped = 0
 
+    def pending(self) -> list[T]:
+        """For whom alarms are set."""
+        return [alarm.item for alarm in self._heap if alarm.item is not None]
+
     async def run(self) -> None:
         """Ring until cancelled."""
         while True:

@@ -221,6 +221,7 @@ class Client(Holding):
         except BaseException:
             await self._end_tasks()
             raise
+        self._renewals = None
         self._caller = Caller(channel)
         self._settler = Settler(self._caller, tasks, self._on_report)
         return self

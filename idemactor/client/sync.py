@@ -338,6 +338,7 @@ class _Held:
             hold = self._make(client)
             hold.options = replace(hold.options, on_lost="tell")
             await hold.__aenter__()
+            _ = hold.lost  # Made here, by the loop that sets it, and not by a thread that looks at it first.
         except BaseException as error:
             self._entered.set_exception(error)
             raise

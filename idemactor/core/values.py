@@ -8,7 +8,7 @@ all the same.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from typing import Any, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -16,4 +16,11 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def slotted(cls: type[T]) -> type[T]:
     """Make ``cls`` a dataclass with slots whose instances are never changed; they compare and hash by their fields."""
-    return dataclass(slots=True, unsafe_hash=True)(cls)
+    made = dataclass(slots=True, unsafe_hash=True)(cls)
+    # Slots alone are pickled by no protocol below 2; frozen dataclasses bring methods of their own for that.
+    made.__reduce__ = _reduced  # type: ignore[method-assign,assignment]
+    return made
+
+
+def _reduced(value: Any) -> tuple[type, tuple[Any, ...]]:
+    return type(value), tuple(getattr(value, name) for name in value.__match_args__)
