@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 from idemactor.client.errors import InFlightError, OutOfService
@@ -10,6 +9,7 @@ from idemactor.client.params import Acquisition
 from idemactor.client.results import Completed, Reserved
 from idemactor.core.limits import UNAVAILABLE_AFTER_MS_DEFAULT, WAIT_MS_MAX
 from idemactor.core.policy import OnUnavailable
+from idemactor.core.values import slotted
 
 if TYPE_CHECKING:
     from idemactor.client.holding import Holding
@@ -18,7 +18,7 @@ REPEAT_WAIT_MS: Final = 250
 """The pause before waiting anew where a server answered before the wait was over (it is about to stop)."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class HoldOptions:
     """How a hold behaves; times in milliseconds."""
 

@@ -13,6 +13,7 @@ from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from idemactor.client.errors import IdemactorClientError, Overloaded
+from idemactor.core.values import slotted
 
 if TYPE_CHECKING:
     from idemactor.client.alarms import Alarm
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from idemactor.client.pipeline import Places
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Answer:
     """What came of a call: an error, or a result as it came."""
 

@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack, ca
 
 import anyio
 
-from idemactor.client.caller import Caller
 from idemactor.client.checks import (
     check_choice,
     check_duration,
@@ -72,11 +71,11 @@ class Holding(Commands):
     _renewals: Renewals | None = None
 
     @abc.abstractmethod
-    def check(self) -> Caller:
-        """What makes calls. Raises: ClientClosed, ForkedError."""
+    def check(self) -> None:
+        """Raise where no calls can be made: ClientClosed, ForkedError."""
 
     @abc.abstractmethod
-    async def ask(self, flight: Flight, budget_ms: int | None) -> Any:
+    def ask(self, flight: Flight, budget_ms: int | None) -> Awaitable[Any]:
         """One call, as ``Caller.ask``."""
 
     @abc.abstractmethod

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
 from idemactor.client.endings import Claim, Commit, Ending, GiveBack, LeaveInDoubt, reason_of
@@ -15,12 +14,13 @@ from idemactor.client.errors import (
 )
 from idemactor.client.params import Acquisition
 from idemactor.client.settlement import Settlement
+from idemactor.core.values import slotted
 
 if TYPE_CHECKING:
     from idemactor.client.holding import Holding
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Leaving:
     """The end of one hold.
 
