@@ -37,11 +37,13 @@ class EventLoop:
     Attributes:
         now_s: Its clock, seconds.
         future: Makes a future.
+        call_soon_from_thread: Has the loop call something, from any thread, without waiting for it.
         asyncio: The loop where it is asyncio's, which can also be told what to do once without a task; else None.
     """
 
     now_s: Callable[[], float]
     future: Callable[[], Future[Any]]
+    call_soon_from_thread: Callable[..., object]
     asyncio: asyncio.AbstractEventLoop | None
 
 
@@ -56,9 +58,9 @@ def running() -> EventLoop:
         import trio
 
         if trio.lowlevel.in_trio_task():
-            return EventLoop(trio.current_time, _TrioFuture, None)
+            return EventLoop(trio.current_time, _TrioFuture, trio.lowlevel.current_trio_token().run_sync_soon, None)
     loop = asyncio.get_running_loop()
-    return EventLoop(loop.time, loop.create_future, loop)
+    return EventLoop(loop.time, loop.create_future, loop.call_soon_threadsafe, loop)
 
 
 class _TrioFuture(Generic[T]):
