@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import logging
-import random
 import resource
 import signal
 import time
@@ -21,8 +20,9 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
-from idemactor.core.ids import ENTROPY_BITS
 from idemactor.errors import StartError
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -42,6 +42,8 @@ from idemactor.server.listeners import (
 )
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.broom import Broom
+from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
 from idemactor.storage.base import Opened
@@ -79,9 +81,12 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
         async with open_engines(directory, config.server.durability.value) as engines:
             clock = _clock(config, [opened for _, opened in engines])
             await _check_namespaces(config, engines, clock.now_ms())
+            _warn_of_sources(config)
             router = Router(_shards(config, engines, clock, observer), observer)
-            authenticator = Authenticator(config.tokens, config.namespaces)
+            resolver = resolver_of(config.sources, clock.now_ms)
+            authenticator = Authenticator(config.tokens, config.namespaces, resolver)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+            context.sources = config.sources
             async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
                 await _serve(context, http, rpc, _connections_max(directory.shards), announce)
 
@@ -138,11 +143,11 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 
 def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
     census = Census()
-    entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
+    entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
         for number, (engine, opened) in enumerate(engines)
     ]
 
@@ -172,6 +177,14 @@ async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int)
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
     _warn_of_what_is_out_of_reach(config, engines)
+
+
+def _warn_of_sources(config: ServerConfig) -> None:
+    """What cannot be known about a source that somebody configured; the shipped ones nobody may be using."""
+    for name, source in config.sources.items():
+        if source is not SHIPPED.get(name):
+            for detail in source.doubts:
+                logs.log_event(_log, logging.WARNING, "source_memory_unsure", source=name, detail=detail)
 
 
 def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> None:

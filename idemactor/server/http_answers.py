@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from idemactor.core.commands import Command
 from idemactor.core.limits import RETRY_AFTER_S_MAX
 from idemactor.core.queries import Query
+from idemactor.core.replies import Reserved
+from idemactor.core.values import slotted
 from idemactor.errors import Code, RequestError
 from idemactor.shard.mailbox import Answer
-from idemactor.wire.answers import body_of, status_of
+from idemactor.wire.answers import CREATED, body_of, reserved_json, status_of
 from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code, problem
 from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
 from idemactor.wire.requests import Dialect
@@ -27,7 +29,7 @@ _CHALLENGE: Final = "Bearer"
 _ACQUIRING_ENDS: Final = ("/reserve", "/accept")
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Told:
     """An answer before any framework: its status, its body, and the headers that are its own."""
 
@@ -44,6 +46,8 @@ def told(members: Mapping[str, object], status: int = 200, media_type: str = JSO
 
 def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Told:
     """The answer to a call that reached its shard."""
+    if type(answer) is Reserved:
+        return Told(CREATED, JSON_TYPE, reserved_json(answer))
     members = body_of(answer, command, operator=is_operator, dialect=Dialect.JSON)
     status = status_of(answer, command)
     refusal = refusal_of(answer)

@@ -160,10 +160,17 @@ def _flag_reader(name: str, _dialect: Dialect) -> Reader:
     return read
 
 
+def _is_short_word(text: str) -> bool:
+    return 0 < len(text) <= limits.KEY_CHARS_MAX and not text.isspace()
+
+
 def _key_reader(name: str, dialect: Dialect) -> Reader:
     text_in = text_reader(dialect)
 
     def read(value: object) -> str:
+        # What is neither printable ASCII nor short may be a key all the same.
+        if type(value) is str and value.isascii() and value.isprintable() and _is_short_word(value):
+            return value
         key = text_in(value)
         if key is None:
             raise InvalidRequest("a key is text", field=name)
@@ -210,6 +217,7 @@ KEY: Final = Kind(
 FINGERPRINT: Final = Kind(_FINGERPRINT_TEXT.schema, _fingerprint_reader)
 PAYLOAD: Final = Kind({}, _payload_reader)
 PAYLOAD_JSON: Final = Kind({"type": "string"}, _payload_json_reader)
+SOURCE: Final = text(limits.NAME_CHARS_MAX, chars_min=1)
 TOKEN: Final = integer(1, limits.TOKEN_MAX)
 LEASE_MS: Final = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 TTL_MS: Final = integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)
