@@ -149,6 +149,8 @@ class _Carrier(asyncio.Protocol):
         try:
             if not self.broken.done():
                 self._pipeline.hear(data)
+                # Behind those whom that woke: what they ask next leaves in the same turn.
+                self.demand()
         except ProtocolViolation as error:
             self._break(error)
 
