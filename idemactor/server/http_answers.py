@@ -26,7 +26,7 @@ _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 _MS_PER_S: Final = 1_000
 _CHALLENGE: Final = "Bearer"
 """RFC 9110, section 11.6.1: a 401 says how to authenticate."""
-_ACQUIRING_ENDS: Final = ("/reserve", "/accept")
+_ACQUIRING_ENDS: Final = ("/reserve", "/accept", "/authorize", "/verdict")
 
 
 @slotted
@@ -57,13 +57,14 @@ def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> 
     return replace(told(members, status, MEDIA_TYPE), headers=_retry_after(retry_after_s(answer)))
 
 
-def refused(error: RequestError, path: str) -> Told:
-    """The answer to a call that never reached the table of states."""
+def refused(error: RequestError, path: str, status: int | None = None) -> Told:
+    """The answer to a call that never reached the table of states; with the status of its code where none is given."""
     members: dict[str, object] = {} if error.field is None else {"field": error.field}
     retry_s = None
     if error.retry_after_ms is not None:
         retry_s = min(RETRY_AFTER_S_MAX, max(1, -(-error.retry_after_ms // _MS_PER_S)))
-    return problem_told(http_status_of_code(error.code), error.code, error.detail, path, members, retry_s)
+    status = http_status_of_code(error.code) if status is None else status
+    return problem_told(status, error.code, error.detail, path, members, retry_s)
 
 
 def problem_told(
