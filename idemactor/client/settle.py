@@ -2,7 +2,8 @@
 
 A holder that was cancelled must not stay the holder. A commit whose answer did not come is sent again after its caller
 was told so. A reservation whose answer came too late is given back. All of these run in tasks of the client, which no
-caller's cancellation reaches; the caller waits for them as long as it likes.
+caller's cancellation reaches; the caller waits for them as long as it likes. An ending that needs none of this, because
+the server answers at once, is told by its caller's own task, and counts as open meanwhile all the same.
 """
 
 from __future__ import annotations
