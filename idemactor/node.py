@@ -82,6 +82,7 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             router = Router(_shards(config, engines, clock, observer), observer)
             authenticator = Authenticator(config.tokens, config.namespaces)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+            context.sources = config.sources
             async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
                 await _serve(context, http, rpc, _connections_max(directory.shards), announce)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from idemactor.core.policy import Policy
+from idemactor.gateway.source import Source
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
@@ -24,6 +25,7 @@ class ServerContext:
         metrics: What ``/metrics`` shows; it should be among those that ``observer`` tells.
         now_ms: The shards' clock, milliseconds since the epoch.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
+        sources: The kinds of sender that are known, by name.
     """
 
     router: Router
@@ -33,3 +35,4 @@ class ServerContext:
     metrics: Metrics
     now_ms: Callable[[], int]
     draining: bool = False
+    sources: Mapping[str, Source] = field(default_factory=dict)

@@ -1,0 +1,68 @@
+"""What a source names in a request: a header, a parameter of the query, a member of the body, or the whole body."""
+
+from __future__ import annotations
+
+import enum
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from idemactor.core.pointers import InvalidPointer, parse_pointer
+from idemactor.errors import IdemactorError
+
+BODY: Final = "body"
+"""Names the whole body, in ``derive`` alone."""
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+"""A token (RFC 9110, section 5.6.2)."""
+
+
+class InvalidRef(IdemactorError, ValueError):
+    """A text that names nothing in a request."""
+
+
+class Place(enum.Enum):
+    """Where something stands in a request."""
+
+    HEADER = "header"
+    QUERY = "query"
+    MEMBER = "member"
+    BODY = "body"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """Something in a request.
+
+    Attributes:
+        text: As the configuration writes it; what a refusal names.
+        place: Where it stands.
+        name: Of a header (in lower case) or of a parameter; else empty.
+        tokens: Of a member: those of its JSON Pointer (RFC 6901).
+    """
+
+    text: str
+    place: Place
+    name: str = ""
+    tokens: tuple[str, ...] = ()
+
+
+def parse_ref(text: str) -> Ref:
+    """What ``text`` names: ``header:NAME``, ``query:NAME``, a JSON Pointer, or ``body``.
+
+    Raises:
+        InvalidRef: It names nothing; the message says why.
+    """
+    if text == BODY:
+        return Ref(text, Place.BODY)
+    if text.startswith("/"):
+        try:
+            return Ref(text, Place.MEMBER, tokens=parse_pointer(text))
+        except InvalidPointer as error:
+            raise InvalidRef(str(error)) from None
+    place, _, name = text.partition(":")
+    if place == Place.HEADER.value and _HEADER_NAME.fullmatch(name):
+        return Ref(text, Place.HEADER, name.lower())
+    if place == Place.QUERY.value and name:
+        return Ref(text, Place.QUERY, name)
+    raise InvalidRef('it is "header:NAME", "query:NAME" or a JSON Pointer ("/order/id")')

@@ -1,0 +1,121 @@
+"""Sources: named profiles of senders, which say how the key of a request is found and what it stands for."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from idemactor.errors import IdemactorError
+from idemactor.gateway.normalise import Normaliser
+from idemactor.gateway.refs import Ref, parse_ref
+from idemactor.gateway.verify import Verify
+
+WINDOW_MS_DEFAULT: Final = 60_000
+"""How long a derived key blocks from its first sighting (contract, 9)."""
+
+MINUTE_MS: Final = 60_000
+
+Recipe = str | tuple[str, ...]
+"""What an id is made of: one thing, or several as a tuple, all of which have to be there."""
+
+
+class InvalidSource(IdemactorError, ValueError):
+    """A source that cannot be; ``setting`` names what is at fault."""
+
+    def __init__(self, setting: str, detail: str) -> None:
+        super().__init__(detail)
+        self.setting = setting
+
+
+class Format(enum.StrEnum):
+    """How a body is read."""
+
+    AUTO = "auto"
+    """By its content type: JSON by meaning, multipart by its parts, anything else byte by byte."""
+    JSON = "json"
+    FORM = "form"
+    """``application/x-www-form-urlencoded``; members are its fields."""
+    TEXT = "text"
+    """UTF-8 text; members are the named groups of ``pattern``."""
+    BYTES = "bytes"
+
+
+class Bucket(enum.StrEnum):
+    """How long a derived key stands for one operation."""
+
+    WINDOW = "window"
+    """``window_ms`` from the first sighting."""
+    MINUTE = "minute"
+    """One minute of the wall clock: a resend in the next one is another operation."""
+    TTL = "ttl"
+    """As long as any key: ``ttl_ms`` from the commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The HTTP status by which each result is told to this sender; a stored outcome that is replayed has its own."""
+
+    completed: int = 200
+    in_flight: int = 409
+    in_doubt: int = 409
+    mismatch: int = 422
+    unavailable: int = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One kind of sender. What it names in a request is written as ``gateway/refs.py`` reads it; times in milliseconds.
+
+    Attributes:
+        name: What configuration and callers call it; part of every derived key.
+        namespace: Where the gateway's own doors keep its keys.
+        format: How bodies are read.
+        pattern: For ``text``: the expression that the whole text matches; its named groups are the members.
+        client_key: Whether the sender's ``Idempotency-Key`` and ``idempotencyKey`` count, before everything else.
+        id: The source's own id, in order of preference.
+        derive: What a key is made of where there is no id; all of it is required. ``body`` is the whole body.
+        normalise: How what is named is normalised before it is used, in order.
+        mode: What tells test from live, which never share a key: ``true`` (or ``test``) is test.
+        bucket: How long a derived key stands for one operation.
+        window_ms: With ``Bucket.WINDOW``: how long, from the first sighting.
+        nonce: Part of a derived key where it is there: makes two intended twins two.
+        exclude: What does not count in the fingerprint.
+        headers: Header fields that do count in it; no others do.
+        secrets: What reaches no key and no fingerprint.
+        verify: How the sender proves who it is; None: it need not.
+        retry_horizon_ms: How long after its first attempt the sender may try again; None: nobody knows.
+        ttl_ms: How long a key that is not held by a window blocks, from its commit; None: the namespace's setting.
+        answers: How each result is told to this sender.
+
+    Raises:
+        InvalidSource: On construction.
+    """
+
+    name: str
+    namespace: str = "default"
+    format: Format = Format.AUTO
+    pattern: str | None = None
+    client_key: bool = True
+    id: tuple[Recipe, ...] = ()
+    derive: tuple[str, ...] = ()
+    normalise: Mapping[str, tuple[Normaliser, ...]] = field(default_factory=dict)
+    mode: str | None = None
+    bucket: Bucket = Bucket.WINDOW
+    window_ms: int = WINDOW_MS_DEFAULT
+    nonce: str | None = None
+    exclude: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    verify: Verify | None = None
+    retry_horizon_ms: int | None = None
+    ttl_ms: int | None = None
+    answers: Answers = field(default_factory=Answers)
+
+    @property
+    def ids(self) -> tuple[tuple[Ref, ...], ...]:
+        """``id``, parsed: each a tuple of what it is made of."""
+        return tuple(
+            tuple(parse_ref(text) for text in ((recipe,) if isinstance(recipe, str) else recipe)) for recipe in self.id
+        )
