@@ -18,9 +18,9 @@ from typing import Final
 import h11
 import trio
 
-from idemactor.gateway.headers import Pairs, encoded
-from idemactor.gateway.routes import Origin
-from idemactor.proxy.limits import INFORMATIONAL_MAX, READ_BYTES, ProxyLimits
+from idemactor.gateway.proxy.headers import Pairs, encoded
+from idemactor.gateway.proxy.routes import Origin
+from idemactor.gateway.proxy.limits import INFORMATIONAL_MAX, READ_BYTES, ProxyLimits
 
 AT_ONCE_BYTES: Final = 65_536
 """A request of this size goes out before its answer is read; a larger one meanwhile, since the upstream may answer
@@ -57,6 +57,12 @@ class AnswerHead:
     status: int
     reason: bytes
     headers: Pairs
+
+    @property
+    def length(self) -> int | None:
+        """The length of the body where it is told; h11 has checked it."""
+        names = {name.lower(): value for name, value in self.headers}
+        return int(names["content-length"]) if "content-length" in names and "transfer-encoding" not in names else None
 
 
 @dataclass(slots=True, eq=False)
@@ -101,7 +107,7 @@ class Call:
         self._bytes = b"".join(part for part in parts if part)
 
     async def send(self, nursery: trio.Nursery) -> None:
-        """Send the request; a large one goes on in ``nursery`` while the answer is read."""
+        """Send the request; a large one goes on from ``nursery`` while the answer is read."""
         if len(self._bytes) <= AT_ONCE_BYTES:
             await self._send()
         else:
@@ -120,7 +126,7 @@ class Call:
             Lost: The connection ended, or what came is no answer.
         """
         for _ in range(INFORMATIONAL_MAX + 1):
-            event = self._event() or await self._next()
+            event = await self._next()
             if isinstance(event, h11.Response):
                 return _head(event)
             if not isinstance(event, h11.InformationalResponse):
@@ -129,26 +135,29 @@ class Call:
                 await inform(_head(event))
         raise Lost("the upstream sent something else than an answer")
 
-    async def pieces(self) -> tuple[bytes, bool]:
-        """What has come of the body, at least something; and whether that was the end.
+    def arrived(self) -> tuple[bytes, bool]:
+        """What has come of the body and was not taken yet, perhaps nothing; and whether that was the end.
+
+        Raises:
+            Lost: It broke its framing.
+        """
+        parts = []
+        while (event := self._event()) is not None:
+            if isinstance(event, h11.EndOfMessage):
+                self._ended = True
+                break
+            assert isinstance(event, h11.Data)
+            parts.append(bytes(event.data))
+        return b"".join(parts), self._ended
+
+    async def more(self) -> tuple[bytes, bool]:
+        """As ``arrived``, and waits for something to come.
 
         Raises:
             Lost: The connection ended before the body did, or broke its framing.
         """
-        parts = []
-        while True:
-            event = self._event()
-            if event is None:
-                if parts:
-                    return b"".join(parts), False
-                event = await self._next()
-            if isinstance(event, h11.Data):
-                parts.append(bytes(event.data))
-            elif isinstance(event, h11.EndOfMessage):
-                self._ended = True
-                return b"".join(parts), True
-            else:
-                raise Lost("the upstream sent something else than its answer's body")
+        await self._receive()
+        return self.arrived()
 
     def finish(self) -> bool:
         """Stop sending; whether the connection is good for another request."""
@@ -162,15 +171,16 @@ class Call:
         return True
 
     async def _next(self) -> h11.Event:
-        while True:
-            event = self._event()
-            if event is not None:
-                return event
-            try:
-                data = await self._link.stream.receive_some(READ_BYTES)
-            except _BROKEN:
-                raise Lost("the connection to the upstream was lost") from None
-            self._protocol.receive_data(bytes(data))
+        while (event := self._event()) is None:
+            await self._receive()
+        return event
+
+    async def _receive(self) -> None:
+        try:
+            data = await self._link.stream.receive_some(READ_BYTES)
+        except _BROKEN:
+            raise Lost("the connection to the upstream was lost") from None
+        self._protocol.receive_data(bytes(data))
 
     def _event(self) -> h11.Event | None:
         try:
@@ -212,13 +222,10 @@ class Upstream:
         return self._origin.authority
 
     @contextlib.asynccontextmanager
-    async def call(
-        self, outgoing: Outgoing, nursery: trio.Nursery, *, connect_ms: int, fresh: bool = False
-    ) -> AsyncIterator[Call]:
-        """Send a request; the body reads its answer.
+    async def call(self, outgoing: Outgoing, *, connect_ms: int, fresh: bool = False) -> AsyncIterator[Call]:
+        """A connection for a request; the body sends it and reads its answer.
 
         Args:
-            nursery: Where the rest of a large request is sent from.
             connect_ms: The time for a free place and a connection, milliseconds.
             fresh: Whether no used connection will do.
 
@@ -229,7 +236,6 @@ class Upstream:
         keep = False
         try:
             call = Call(link, outgoing, reused=reused)
-            await call.send(nursery)
             try:
                 yield call
             finally:

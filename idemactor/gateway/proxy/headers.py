@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from idemactor.gateway.verdict import READABLE_CODINGS
+from idemactor.gateway.proxy.verdict import READABLE_CODINGS
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 

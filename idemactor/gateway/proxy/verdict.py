@@ -24,7 +24,7 @@ from typing import Final
 from idemactor.core.fingerprint import InvalidPayload, Number, canonical
 from idemactor.core.limits import OUTCOME_BYTES_MAX
 from idemactor.core.pointers import ABSENT, pick
-from idemactor.gateway.routes import Route, SuccessRule
+from idemactor.gateway.proxy.routes import Route, SuccessRule
 from idemactor.wire.strict_json import InvalidJSON, parse
 
 READ_BYTES_MAX: Final = OUTCOME_BYTES_MAX

@@ -39,7 +39,7 @@ class AmbiguousPath(ValueError):
 
 
 class OrderIdForm(enum.StrEnum):
-    """How the operation id is written for the upstream (``client/order_ids.py``)."""
+    """How the operation id is written for the upstream (``core/order_ids.py``)."""
 
     UUID = "uuid"
     BASE62 = "base62"

@@ -26,7 +26,7 @@ from idemactor.core.replies import (
     Unknown,
 )
 from idemactor.observability.logs import log_event
-from idemactor.proxy.limits import (
+from idemactor.gateway.proxy.limits import (
     RENEWAL_MS_MIN,
     RENEWALS_PER_LEASE,
     RETRY_MS,
@@ -166,13 +166,14 @@ class Desk:
         self._router.route([Envelope(command, replies, 0)])
         try:
             with trio.move_on_at(until):
-                [answer] = await replies.wait()
-                return answer
+                await replies.wait()
         except trio.Cancelled:
-            if replies.complete:
-                self._give_back(command, replies.answers[0])
             abandoned, keep = True, False
+            if replies.complete:
+                came()
             raise
+        if replies.complete:
+            return replies.answers[0]
         abandoned = True
         return Unavailable(RETRY_MS_MAX)
 
