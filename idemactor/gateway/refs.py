@@ -1,4 +1,4 @@
-"""What a source names in a request: a header, a parameter of the query, a member of the body, or the whole body."""
+"""What a source names in a request: a header, a parameter of the query, the path, a member of the body, the body."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ from typing import Final
 
 from idemactor.core.pointers import InvalidPointer, parse_pointer
 from idemactor.errors import IdemactorError
-
-BODY: Final = "body"
-"""Names the whole body, in ``derive`` alone."""
 
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token (RFC 9110, section 5.6.2)."""
@@ -27,6 +24,7 @@ class Place(enum.Enum):
     HEADER = "header"
     QUERY = "query"
     MEMBER = "member"
+    PATH = "path"
     BODY = "body"
 
 
@@ -46,15 +44,21 @@ class Ref:
     name: str = ""
     tokens: tuple[str, ...] = ()
 
+    def holds(self, other: Ref) -> bool:
+        """Whether ``other`` is this or within it; the whole body leaves secrets out and holds none."""
+        if self.place is not other.place or self.name != other.name:
+            return False
+        return other.tokens[: len(self.tokens)] == self.tokens
+
 
 def parse_ref(text: str) -> Ref:
-    """What ``text`` names: ``header:NAME``, ``query:NAME``, a JSON Pointer, or ``body``.
+    """What ``text`` names: ``header:NAME``, ``query:NAME``, a JSON Pointer, ``path`` or ``body``.
 
     Raises:
         InvalidRef: It names nothing; the message says why.
     """
-    if text == BODY:
-        return Ref(text, Place.BODY)
+    if text in (Place.PATH.value, Place.BODY.value):
+        return Ref(text, Place(text))
     if text.startswith("/"):
         try:
             return Ref(text, Place.MEMBER, tokens=parse_pointer(text))
@@ -65,4 +69,4 @@ def parse_ref(text: str) -> Ref:
         return Ref(text, Place.HEADER, name.lower())
     if place == Place.QUERY.value and name:
         return Ref(text, Place.QUERY, name)
-    raise InvalidRef('it is "header:NAME", "query:NAME" or a JSON Pointer ("/order/id")')
+    raise InvalidRef('"header:NAME", "query:NAME" or a JSON Pointer ("/order/id") names something in a request')

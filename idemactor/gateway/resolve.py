@@ -1,12 +1,58 @@
-"""From a raw request to a key: the order in which a source's rules are tried (contract, 9)."""
+"""From a raw request to a key: the order in which a source's rules are tried (contract, 9 and 12).
+
+1. The sender's own key: the ``Idempotency-Key`` header and the body's ``idempotencyKey``; different ones are refused.
+2. The source's own id, by its recipes in order of preference.
+3. A key derived from what the request says. All of it is required.
+
+What is there but malformed is an error, and so is a tuple of which a part is missing; the next rule is tried only where
+nothing at all is there.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Final
+
+from idemactor.core.fingerprint import VERSION, Fingerprint, InvalidPayload, Number, canonical, canonical_number
+from idemactor.core.keys import check_key
+from idemactor.core.limits import NESTING_MAX
+from idemactor.core.pointers import ABSENT
+from idemactor.errors import InvalidRequest, Unauthorized
+from idemactor.gateway.bodies import Body, Spread, counted, fields_of, read_body, value_of
+from idemactor.gateway.normalise import NotNormal, is_missing, normalised
+from idemactor.gateway.refs import Place, Ref
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.source import Source
+from idemactor.gateway.source import Bucket, Source
+from idemactor.gateway.verify import check_signature
+from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 from idemactor.wire.sourced import Resolved, Rule
 
-__all__ = ["Resolved", "Rule", "resolve"]
+__all__ = ["NoKey", "Resolved", "Rule", "Unauthorized", "resolve"]
+
+KEY_HEADER: Final = "Idempotency-Key"
+KEY_MEMBER: Final = "idempotencyKey"
+
+DERIVATION: Final = "d1"
+"""Names how keys are derived. Another way gets another name, or old keys would be taken for other operations."""
+
+MINUTE_MS: Final = 60_000
+
+_DEPTH_MAX: Final = NESTING_MAX + 8
+"""A body may be as deep as any payload; around it are the levels of what stands beside it."""
+_DIGITS_MAX: Final = 40
+"""A number that is an id is written out up to this many digits."""
+_LIVE, _TEST = "live", "test"
+_MODES: Final[Mapping[object, str]] = {
+    True: _TEST,
+    **dict.fromkeys((_TEST, "true", "1"), _TEST),
+    False: _LIVE,
+    **dict.fromkeys((_LIVE, "false", "0"), _LIVE),
+}
+
+
+class NoKey(InvalidRequest):
+    """Nothing in the request names an operation, or what has to be there to derive a key is not."""
 
 
 def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
@@ -18,7 +64,264 @@ def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
         now_ms: The time, milliseconds since the epoch: for timestamps of signatures and for minutes.
 
     Raises:
-        InvalidRequest: What is required is missing or malformed; ``field`` names it as the source does.
+        InvalidRequest: What is required is missing (``NoKey``) or malformed; ``field`` names it as the source does.
         Unauthorized: The sender has not proved who it is.
     """
-    raise NotImplementedError
+    if source.verify is not None:
+        check_signature(source.verify, request, now_ms=now_ms)
+    return _Resolving(source, request, now_ms).resolved()
+
+
+class _Resolving:
+    """One request on its way to a key."""
+
+    def __init__(self, source: Source, request: RawRequest, now_ms: int) -> None:
+        self._source = source
+        self._plan = source.plan
+        self._request = request
+        self._now_ms = now_ms
+        self._path, _, query = request.path.partition("?")
+        self._raw_query = query
+        self._query = fields_of(query.encode("utf-8", "surrogatepass"), "path")
+        self._body: Body = read_body(source.format, source.plan, request)
+
+    def resolved(self) -> Resolved:
+        """The key by the first rule that finds one."""
+        mode = self._mode()
+        for rule, find in self._rules():
+            found = find()
+            if found is not None:
+                # A derived key has its mode in it; of any other, the one of test mode is made another.
+                key = found if mode == _LIVE or rule is Rule.DERIVED else self._digest([mode, found])
+                windowed = rule is Rule.DERIVED and self._source.bucket is Bucket.WINDOW
+                return Resolved(
+                    key=key,
+                    fingerprint=self._fingerprint(),
+                    rule=rule,
+                    source=self._source.name,
+                    namespace=self._source.namespace,
+                    window_ms=self._source.window_ms if windowed else None,
+                    ttl_ms=None if windowed else self._source.ttl_ms,
+                )
+        raise self._no_key()
+
+    def _rules(self) -> Sequence[tuple[Rule, Callable[[], str | None]]]:
+        return (
+            (Rule.HEADER, self._header_key),
+            (Rule.BODY, self._body_key),
+            (Rule.SOURCE, self._own_id),
+            (Rule.DERIVED, self._derived),
+        )
+
+    def _no_key(self) -> NoKey:
+        if self._plan.ids:
+            wanted = self._plan.ids[0][0].text
+            return NoKey(f"{wanted} is missing: it names the operation", field=wanted)
+        return NoKey(f"the request has no {KEY_HEADER}", field=f"header:{KEY_HEADER}")
+
+    # ------------------------------------------------------------------------------------------------ the sender's key
+
+    def _header_key(self) -> str | None:
+        values = self._request.header(KEY_HEADER) if self._source.client_key else []
+        if not values:
+            return None
+        try:
+            key = parse_key_header([value.encode("utf-8", "surrogateescape") for value in values])
+        except InvalidKey as error:
+            raise InvalidRequest(str(error), field=f"header:{KEY_HEADER}") from None
+        said = self._body_key()
+        if said is not None and said != key:
+            detail = f"the {KEY_MEMBER} of the body is not the key of the {KEY_HEADER} header"
+            raise InvalidRequest(detail, field=f"/{KEY_MEMBER}")
+        return key
+
+    def _body_key(self) -> str | None:
+        if not self._source.client_key:
+            return None
+        value = self._body.member((KEY_MEMBER,))
+        if value is ABSENT or value is None or isinstance(value, Spread):
+            return None
+        if not isinstance(value, str):
+            raise InvalidRequest("a key is text", field=f"/{KEY_MEMBER}")
+        return _checked(value, f"/{KEY_MEMBER}")
+
+    # ------------------------------------------------------------------------------------------------------- its own id
+
+    def _own_id(self) -> str | None:
+        for recipe in self._plan.ids:
+            values = [self._value(ref) for ref in recipe]
+            there = [value is not ABSENT for value in values]
+            if all(there):
+                return self._id_of(recipe, values)
+            if any(there):
+                missing = recipe[there.index(False)].text
+                raise NoKey(f"{missing} is missing: it is a part of the operation's id", field=missing)
+        return None
+
+    def _id_of(self, recipe: Sequence[Ref], values: list[object]) -> str:
+        if len(values) > 1 or isinstance(values[0], Spread):
+            return self._digest(["id", [ref.text for ref in recipe], [_plain(value) for value in values]])
+        value = values[0]
+        if isinstance(value, (int, float, Number)) and not isinstance(value, bool):
+            value = _written_out(value)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{recipe[0].text} is no id: one is text or a number", field=recipe[0].text)
+        return _checked(value, recipe[0].text)
+
+    # --------------------------------------------------------------------------------------------------------- derived
+
+    def _derived(self) -> str | None:
+        if not self._plan.derive:
+            return None
+        parts = [self._part(ref) for ref in self._plan.derive]
+        nonce = self._value(self._plan.nonce, optional=True) if self._plan.nonce is not None else ABSENT
+        minute = self._now_ms // MINUTE_MS if self._source.bucket is Bucket.MINUTE else None
+        twin = None if nonce is ABSENT else [_plain(nonce)]
+        return self._digest(["derived", self._mode(), minute, twin, [ref.text for ref in self._plan.derive], parts])
+
+    def _part(self, ref: Ref) -> object:
+        if ref.place is Place.BODY:
+            return [self._body.kind, self._counted_body()]
+        value = self._value(ref)
+        if value is ABSENT:
+            raise NoKey(f"{ref.text} is missing: the key is made of it", field=ref.text)
+        return _plain(value)
+
+    def _mode(self) -> str:
+        """Live or test: an array of operations is one delivery, and cannot be both."""
+        if self._plan.mode is None:
+            return _LIVE
+        value = self._value(self._plan.mode, optional=True)
+        said = value.values if isinstance(value, Spread) else (value,)
+        modes = {self._mode_of(one) for one in said}
+        if len(modes) > 1:
+            raise InvalidRequest("the operations of one delivery are live and test", field=self._plan.mode.text)
+        return modes.pop()
+
+    def _mode_of(self, value: object) -> str:
+        if value is ABSENT or value is None:
+            return _LIVE
+        # One equals True, and is no truth value.
+        mode = _MODES.get(value) if isinstance(value, (bool, str)) else None
+        if mode is None:
+            assert self._plan.mode is not None
+            raise InvalidRequest(f"{self._plan.mode.text} is true or false", field=self._plan.mode.text)
+        return mode
+
+    # ---------------------------------------------------------------------------------------------------------- values
+
+    def _value(self, ref: Ref, *, optional: bool = False) -> object:
+        """What stands there, normalised; ``ABSENT`` where that is nothing.
+
+        Args:
+            optional: Whether it may be there in some operations of an array and not in others.
+        """
+        value = self._found(ref)
+        if not isinstance(value, Spread):
+            return self._normal(value, ref)
+        values = tuple(self._normal(one, ref) for one in value.values)
+        missing = [one is ABSENT for one in values]
+        if all(missing):
+            return ABSENT
+        if any(missing) and not optional:
+            detail = f"{ref.text} is missing in operation {missing.index(True)} of the body"
+            raise NoKey(detail, field=ref.text)
+        return Spread(values)
+
+    def _found(self, ref: Ref) -> object:
+        match ref.place:
+            case Place.HEADER:
+                values = self._request.header(ref.name)
+                if len(values) > 1:
+                    raise InvalidRequest(f"{ref.text} is there more than once", field=ref.text)
+                return values[0] if values else ABSENT
+            case Place.QUERY:
+                return value_of(self._query, ref.name, ref.text)
+            case Place.MEMBER:
+                return self._body.member(ref.tokens)
+            case Place.PATH:
+                return self._path
+            case Place.BODY:
+                raise AssertionError("the body as a whole is no value")
+
+    def _normal(self, value: object, ref: Ref) -> object:
+        if value is ABSENT or is_missing(value):
+            return ABSENT
+        try:
+            value = normalised(value, self._plan.normalisers.get(ref, ()))
+        except NotNormal as error:
+            raise InvalidRequest(f"{ref.text}: {error}", field=ref.text) from None
+        return ABSENT if is_missing(value) else value
+
+    # ----------------------------------------------------------------------------------------------- what counts of it
+
+    def _fingerprint(self) -> Fingerprint:
+        parts = [
+            "request",
+            self._request.method,
+            self._path,
+            self._counted_query(),
+            [[name, list(self._request.header(name))] for name in self._plan.headers],
+            self._body.kind,
+            self._counted_body(),
+        ]
+        return Fingerprint(f"{VERSION}:{_sha256(parts)}", self._plan.rule_id)
+
+    def _counted_query(self) -> object:
+        left_out = [ref.name for ref in self._plan.left_out if ref.place is Place.QUERY]
+        changes = {ref.name: self._change(ref) for ref in self._plan.normalisers if ref.place is Place.QUERY}
+        return counted(self._query, left_out, changes) if left_out or changes else self._raw_query
+
+    def _counted_body(self) -> object:
+        left_out = [ref.tokens for ref in self._plan.left_out if ref.place is Place.MEMBER]
+        changes = {ref.tokens: self._change(ref) for ref in self._plan.normalisers if ref.place is Place.MEMBER}
+        return self._body.content(left_out, changes)
+
+    def _change(self, ref: Ref) -> Callable[[object], object]:
+        """What counts instead of a value: two spellings that make one key are no mismatch either."""
+
+        def change(value: object) -> object:
+            try:
+                return normalised(value, self._plan.normalisers[ref])
+            except NotNormal:
+                # Only a key needs it in shape; here it is what it is.
+                return value
+
+        return change
+
+    def _digest(self, parts: list[object]) -> str:
+        return f"{DERIVATION}:{_sha256([self._source.name, *parts])}"
+
+
+def _sha256(parts: list[object]) -> str:
+    """The digest of a tuple in which everything is preceded by its length."""
+    try:
+        return sha256(canonical(parts, max_depth=_DEPTH_MAX)).hexdigest()
+    except InvalidPayload as error:
+        raise InvalidRequest(f"the request: {error}", field="body") from None
+
+
+def _plain(value: object) -> object:
+    """A value as ``canonical`` takes it."""
+    if isinstance(value, Spread):
+        return {"each": [None if one is ABSENT else one for one in value.values]}
+    return [value]
+
+
+def _checked(key: str, blamed: str) -> str:
+    try:
+        check_key(key)
+    except InvalidKey as error:
+        raise InvalidRequest(f"{blamed}: {error}", field=blamed) from None
+    return key
+
+
+def _written_out(number: int | float | Number) -> str:
+    """A number as an id: digits, where that is short, so that ``5``, ``5.0`` and ``50e-1`` are one id."""
+    try:
+        text = canonical_number(number.text if isinstance(number, Number) else str(number))
+    except InvalidPayload:
+        raise InvalidRequest("an id is a number with an exponent out of bounds", field="id") from None
+    digits, _, power = text.partition("e")
+    zeros = int(power or 0)
+    return digits + "0" * zeros if 0 <= zeros <= _DIGITS_MAX - len(digits) else text

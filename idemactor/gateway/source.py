@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from idemactor.errors import IdemactorError
 from idemactor.gateway.normalise import Normaliser
-from idemactor.gateway.refs import Ref, parse_ref
+from idemactor.gateway.plan import InvalidSource, Plan, plan_of
 from idemactor.gateway.verify import Verify
+from idemactor.gateway.words import Bucket, Format
+
+__all__ = ["Answers", "Bucket", "Format", "InvalidSource", "Normaliser", "Recipe", "Source", "Verify"]
 
 WINDOW_MS_DEFAULT: Final = 60_000
 """How long a derived key blocks from its first sighting (contract, 9)."""
 
-MINUTE_MS: Final = 60_000
-
 Recipe = str | tuple[str, ...]
 """What an id is made of: one thing, or several as a tuple, all of which have to be there."""
-
-
-class InvalidSource(IdemactorError, ValueError):
-    """A source that cannot be; ``setting`` names what is at fault."""
-
-    def __init__(self, setting: str, detail: str) -> None:
-        super().__init__(detail)
-        self.setting = setting
-
-
-class Format(enum.StrEnum):
-    """How a body is read."""
-
-    AUTO = "auto"
-    """By its content type: JSON by meaning, multipart by its parts, anything else byte by byte."""
-    JSON = "json"
-    FORM = "form"
-    """``application/x-www-form-urlencoded``; members are its fields."""
-    TEXT = "text"
-    """UTF-8 text; members are the named groups of ``pattern``."""
-    BYTES = "bytes"
-
-
-class Bucket(enum.StrEnum):
-    """How long a derived key stands for one operation."""
-
-    WINDOW = "window"
-    """``window_ms`` from the first sighting."""
-    MINUTE = "minute"
-    """One minute of the wall clock: a resend in the next one is another operation."""
-    TTL = "ttl"
-    """As long as any key: ``ttl_ms`` from the commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +55,7 @@ class Source:
         retry_horizon_ms: How long after its first attempt the sender may try again; None: nobody knows.
         ttl_ms: How long a key that is not held by a window blocks, from its commit; None: the namespace's setting.
         answers: How each result is told to this sender.
+        plan: All this made ready, for ``resolve``.
 
     Raises:
         InvalidSource: On construction.
@@ -113,9 +81,7 @@ class Source:
     ttl_ms: int | None = None
     answers: Answers = field(default_factory=Answers)
 
-    @property
-    def ids(self) -> tuple[tuple[Ref, ...], ...]:
-        """``id``, parsed: each a tuple of what it is made of."""
-        return tuple(
-            tuple(parse_ref(text) for text in ((recipe,) if isinstance(recipe, str) else recipe)) for recipe in self.id
-        )
+    plan: Plan = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", plan_of(self))
