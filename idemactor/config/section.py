@@ -65,6 +65,19 @@ class Section:
             elif isinstance(self._table.members[name], Table):
                 yield name, section
 
+    def listed_sections(self, name: str) -> Iterator[Section]:
+        """The tables of a list of tables, in order; what is none is reported and left out."""
+        self._known.append(name)
+        found = self._table.members.get(name)
+        if found is None or (isinstance(found, Leaf) and found.value == []):
+            return
+        if isinstance(found, Leaf) or not all(number.isdecimal() for number in found.members):
+            self.report(f"must be a list of tables, each under [[{self._dotted(name)}]]", name)
+            return
+        numbered = Section(found, self._dotted(name), self._problems)
+        for number in sorted(found.members, key=int):
+            yield numbered.section(number)
+
     def has(self, name: str) -> bool:
         """Was the setting given, rightly or wrongly?"""
         return name in self._table.members
@@ -85,5 +98,5 @@ class Section:
                 self.report(f"no such setting; {hint}", name)
 
     def _dotted(self, name: str) -> str:
-        part = name if is_name(name) else show(name)
+        part = name if is_name(name) or name.isdecimal() else show(name)
         return f"{self._setting}.{part}" if self._setting else part

@@ -83,6 +83,9 @@ def _table(document: Mapping[str, object], path: SettingPath, lines: Mapping[Set
     table = Table(_origin(path, lines, file))
     for name, value in document.items():
         below = (*path, name)
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            # A list of tables is a table by number, so that each of its settings has a name and a line.
+            value = {str(number): item for number, item in enumerate(value)}
         if isinstance(value, dict):
             table.members[name] = _table(value, below, lines, file)
         else:

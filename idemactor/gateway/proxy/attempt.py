@@ -11,11 +11,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
-import trio
-
 from idemactor.core.commands import Commit, Doubt, Reserve
+from idemactor.core.ids import uuid7
 from idemactor.core.keys import Identity
-from idemactor.core.limits import OUTCOME_BYTES_MAX, REASON_CHARS_MAX
+from idemactor.core.limits import REASON_CHARS_MAX
 from idemactor.core.order_ids import (
     BASE36,
     binance_client_order_id,
@@ -23,8 +22,8 @@ from idemactor.core.order_ids import (
     client_order_id,
 )
 from idemactor.core.policy import OnUnavailable, Policy
+from idemactor.core.record import Outcome
 from idemactor.core.replies import Completed, Overloaded, Reserved, Unavailable
-from idemactor.core.ids import ENTROPY_BITS, uuid7
 from idemactor.gateway.proxy import answers, headers
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.desk import Desk, Ending, Lease, LeaseKeeper, given_back, new_request_id
@@ -223,7 +222,7 @@ class Attempt:
             case _:
                 assert_never(verdict)
 
-    def _outcome(self, arrived: Arrived) -> answers.Outcome:
+    def _outcome(self, arrived: Arrived) -> Outcome:
         head, body = arrived.head, arrived.body
         return answers.stored(head.status, headers.replayable(head.headers, self.office.route.replay_headers), body)
 

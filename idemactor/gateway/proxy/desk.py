@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -25,7 +25,6 @@ from idemactor.core.replies import (
     Unavailable,
     Unknown,
 )
-from idemactor.observability.logs import log_event
 from idemactor.gateway.proxy.limits import (
     RENEWAL_MS_MIN,
     RENEWALS_PER_LEASE,
@@ -34,6 +33,7 @@ from idemactor.gateway.proxy.limits import (
     SETTLE_MS_MAX,
     SETTLING_MAX,
 )
+from idemactor.observability.logs import log_event
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Router
@@ -196,16 +196,18 @@ class Desk:
 
     # ----------------------------------------------------------------------------------------------- when nobody waits
 
-    def _start(self, work: Callable[..., object], *args: object) -> None:
+    def _start(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         if self._settling >= SETTLING_MAX:
             log_event(_log, logging.ERROR, "gateway_gave_up_telling", detail="too much waits to be told already")
             return
         self._settling += 1
         self._nursery.start_soon(self._counted, work, *args)
 
-    async def _counted(self, work: Callable[..., object], *args: object) -> None:
+    async def _counted(self, work: Callable[..., Awaitable[None]], *args: object) -> None:
         try:
-            await work(*args)  # type: ignore[misc]  # Only coroutine functions are given.
+            await work(*args)
+        except Exception as error:  # What breaks here must not end the door for everybody.
+            log_event(_log, logging.ERROR, "gateway_gave_up_telling", error)
         finally:
             self._settling -= 1
 

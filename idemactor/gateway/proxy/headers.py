@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from idemactor.gateway.proxy.verdict import READABLE_CODINGS
+from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -98,9 +99,7 @@ class TrustedPeers:
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Pairs:
     """Without what belongs to the connection: the fields known to, and those that ``Connection`` names."""
     pairs = tuple(headers)
-    named = {
-        part.strip().lower() for name, value in pairs if name.lower() == "connection" for part in value.split(",")
-    }
+    named = {part.strip().lower() for name, value in pairs if name.lower() == "connection" for part in value.split(",")}
     dropped = HOP_BY_HOP | named
     return tuple(pair for pair in pairs if pair[0].lower() not in dropped)
 
@@ -139,16 +138,24 @@ def forwarded(headers: Iterable[tuple[str, str]], peer: Peer) -> Pairs:
 
 
 def with_key(headers: Iterable[tuple[str, str]], key: str, otherwise: str) -> Pairs:
-    """With the ``Idempotency-Key`` of the operation, unless the client sent one, which is the same.
+    """With the ``Idempotency-Key`` of the operation; the client's own stays as it wrote it, where it is that one.
 
     Args:
         key: As it was resolved.
         otherwise: What to send where no header can carry ``key``, which may be any Unicode text.
     """
     pairs = tuple(headers)
-    if any(name.lower() == "idempotency-key" for name, _ in pairs):
+    values = [value for name, value in pairs if name.lower() == "idempotency-key"]
+    if len(values) == 1 and _names(values[0], key):
         return pairs
-    return (*pairs, (KEY_HEADER, key_value(key, otherwise)))
+    return (*without(pairs, "idempotency-key"), (KEY_HEADER, key_value(key, otherwise)))
+
+
+def _names(value: str, key: str) -> bool:
+    try:
+        return parse_key_header([value.encode("latin-1")]) == key
+    except InvalidKey:
+        return False
 
 
 def key_value(key: str, otherwise: str) -> str:

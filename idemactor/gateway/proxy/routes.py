@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import unquote, urlsplit
@@ -185,7 +185,7 @@ class Routes:
     def __init__(self, routes: Iterable[Route]) -> None:
         self._by_length = sorted(routes, key=lambda route: len(route.prefix.rstrip("/")), reverse=True)
 
-    def __iter__(self) -> Iterable[Route]:
+    def __iter__(self) -> Iterator[Route]:
         return iter(self._by_length)
 
     def find(self, target: str) -> Route | None:

@@ -19,8 +19,8 @@ import h11
 import trio
 
 from idemactor.gateway.proxy.headers import Pairs, encoded
-from idemactor.gateway.proxy.routes import Origin
 from idemactor.gateway.proxy.limits import INFORMATIONAL_MAX, READ_BYTES, ProxyLimits
+from idemactor.gateway.proxy.routes import Origin
 
 AT_ONCE_BYTES: Final = 65_536
 """A request of this size goes out before its answer is read; a larger one meanwhile, since the upstream may answer

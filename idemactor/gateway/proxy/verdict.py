@@ -93,8 +93,12 @@ def _same(found: object, wanted: object) -> bool:
 def _decoded(headers: Iterable[tuple[str, str]], body: bytes | None) -> bytes:
     if body is None:
         raise _Unreadable
-    codings = [part.strip().lower() for name, value in headers if name.lower() == "content-encoding"
-               for part in value.split(",")]
+    codings = [
+        part.strip().lower()
+        for name, value in headers
+        if name.lower() == "content-encoding"
+        for part in value.split(",")
+    ]
     # The last one named was applied last (RFC 9110, section 8.4).
     for coding in reversed(codings):
         if coding not in ("", "identity"):
