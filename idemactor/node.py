@@ -23,7 +23,9 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.errors import StartError
+from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
+from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -80,8 +82,10 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
         async with open_engines(directory, config.server.durability.value) as engines:
             clock = _clock(config, [opened for _, opened in engines])
             await _check_namespaces(config, engines, clock.now_ms())
+            _warn_of_sources(config)
             router = Router(_shards(config, engines, clock, observer), observer)
-            authenticator = Authenticator(config.tokens, config.namespaces)
+            resolver = resolver_of(config.sources, clock.now_ms)
+            authenticator = Authenticator(config.tokens, config.namespaces, resolver)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
             context.sources = config.sources
             async with (
@@ -196,6 +200,14 @@ async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int)
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
     _warn_of_what_is_out_of_reach(config, engines)
+
+
+def _warn_of_sources(config: ServerConfig) -> None:
+    """What cannot be known about a source that somebody configured; the shipped ones nobody may be using."""
+    for name, source in config.sources.items():
+        if source is not SHIPPED.get(name):
+            for detail in source.doubts:
+                logs.log_event(_log, logging.WARNING, "source_memory_unsure", source=name, detail=detail)
 
 
 def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> None:

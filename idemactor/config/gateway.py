@@ -136,15 +136,27 @@ def check_routes(
         if plain in prefixes:
             yield f"{at}.prefix", f"{show(route.prefix)} is that of gateway.routes.{prefixes[plain]}, too"
         prefixes.setdefault(plain, number)
-        if route.source not in sources:
+        source, policy = sources.get(route.source), namespaces.get(route.namespace)
+        if source is None:
             yield f"{at}.source", f"there is no source {show(route.source)}; there are {', '.join(sorted(sources))}"
-        policy = namespaces.get(route.namespace)
         if policy is None:
             known = ", ".join(sorted(namespaces))
             yield f"{at}.namespace", f"there is no namespace {show(route.namespace)}; there are {known}"
-        elif route.timeout_ms > policy.lease_total_max_ms:
+            continue
+        if route.timeout_ms > policy.lease_total_max_ms:
             most = f"the lease_total_max_ms {policy.lease_total_max_ms} of its namespace"
             yield f"{at}.timeout_ms", f"is more than {most}: no lease lasts that long"
+        if source is not None:
+            yield from _forgets_too_soon(at, route, source, policy)
+
+
+def _forgets_too_soon(at: str, route: Route, source: Source, policy: Policy) -> Iterator[tuple[str, str]]:
+    """A memory shorter than the sender's retries would take a late one for another operation."""
+    horizon_ms = source.retry_horizon_ms
+    for setting, memory_ms in source.memories(policy.ttl_ms):
+        if horizon_ms is not None and memory_ms < horizon_ms:
+            text = f"source {show(source.name)} may send again for {horizon_ms} ms, and {setting} of namespace"
+            yield f"{at}.namespace", f"{text} {show(route.namespace)} remembers for {memory_ms} ms only"
 
 
 def is_guarded(route: Route, sources: Mapping[str, Source]) -> bool:

@@ -78,6 +78,10 @@ class Section:
         for number in sorted(found.members, key=int):
             yield numbered.section(number)
 
+    def names(self) -> list[str]:
+        """Every member, for a table whose names the user chose and that are no names of ours."""
+        return list(self._table.members)
+
     def has(self, name: str) -> bool:
         """Was the setting given, rightly or wrongly?"""
         return name in self._table.members

@@ -26,9 +26,9 @@ from idemactor.gateway.request import RawRequest
 from idemactor.gateway.source import Bucket, Source
 from idemactor.gateway.verify import check_signature
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
-from idemactor.wire.sourced import Resolved, Rule
+from idemactor.wire.sourced import Resolved, Resolver, Rule
 
-__all__ = ["NoKey", "Resolved", "Rule", "Unauthorized", "resolve"]
+__all__ = ["NoKey", "Resolved", "Rule", "Unauthorized", "resolve", "resolver_of"]
 
 KEY_HEADER: Final = "Idempotency-Key"
 KEY_MEMBER: Final = "idempotencyKey"
@@ -70,6 +70,18 @@ def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
     if source.verify is not None:
         check_signature(source.verify, request, now_ms=now_ms)
     return _Resolving(source, request, now_ms).resolved()
+
+
+def resolver_of(sources: Mapping[str, Source], now_ms: Callable[[], int]) -> Resolver:
+    """Finds keys by the names of ``sources``, at the time that ``now_ms`` tells."""
+
+    def find(name: str, request: RawRequest) -> Resolved:
+        source = sources.get(name)
+        if source is None:
+            raise InvalidRequest("there is no such source", field="source")
+        return resolve(source, request, now_ms=now_ms())
+
+    return find
 
 
 class _Resolving:

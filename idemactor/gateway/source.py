@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -85,3 +85,24 @@ class Source:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", plan_of(self))
+
+    def memories(self, ttl_ms: int) -> Iterator[tuple[str, int]]:
+        """How long its keys are remembered, milliseconds, and the setting that says so, for each way to find one.
+
+        Args:
+            ttl_ms: The setting of the namespace that holds them.
+        """
+        name, kept_ms = ("ttl_ms", self.ttl_ms) if self.ttl_ms is not None else ("its namespace's ttl_ms", ttl_ms)
+        windowed = bool(self.derive) and self.bucket is Bucket.WINDOW
+        if self.client_key or self.id or not windowed:
+            yield name, kept_ms
+        if windowed:
+            yield "window_ms", self.window_ms
+
+    @property
+    def doubts(self) -> Iterator[str]:
+        """What nobody can promise about it, a sentence each: for whoever runs it."""
+        if self.retry_horizon_ms is None:
+            yield "nobody knows how long its sender tries again: set retry_horizon_ms, or keep its keys for long enough"
+        if self.derive and self.bucket is Bucket.MINUTE:
+            yield "a resend in the next minute of the clock is another operation to it"

@@ -57,6 +57,7 @@ def build_app(context: ServerContext) -> QuartTrio:
     views = _Views(context)
     for op in sorted(COMMAND_OPS):
         _route(app, "POST", f"/v1/<namespace>/{op}", partial(views.command, op))
+    _route(app, "POST", "/v1/<namespace>/key", views.key)
     _route(app, "POST", "/v1/batch", views.batch)
     _route(app, "GET", "/v1/<namespace>/records", partial(views.listing, "records"))
     _route(app, "GET", "/v1/<namespace>/incidents", partial(views.listing, "incidents"))
@@ -139,6 +140,13 @@ class _Views:
         ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
         _current().handed_over.set()
         return _response(told(await ask()))
+
+    async def key(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "key")
+        if request.headers.getlist(KEY_HEADER):
+            raise InvalidRequest("the request that the source reads has its own Idempotency-Key", field="key")
+        members = await read_members(request, "key")
+        return _response(told(operations.key(scope, members, Dialect.JSON)))
 
     async def policy(self, namespace: str) -> Response:
         return _response(told(operations.policy(self._scope(namespace, "policy"))))

@@ -107,6 +107,7 @@ def document(version: str = __version__) -> dict[str, object]:
         "paths": {
             **{f"/v1/{{namespace}}/{op}": {"post": _command(op)} for op in _COMMANDS},
             **_operator_paths(),
+            "/v1/{namespace}/key": {"post": _key()},
             "/v1/{namespace}/policy": {"get": _policy()},
             "/v1/batch": {"post": _batch()},
             **_open_paths(),
@@ -160,6 +161,16 @@ def _operator_paths() -> Schema:
     return {
         **{f"/v1/{{namespace}}/{name}": item for name, item in listings.items()},
         "/v1/{namespace}/incidents/{id}/acknowledge": {"post": acknowledge},
+    }
+
+
+def _key() -> Schema:
+    return {
+        "operationId": "key",
+        "summary": "The key that a reserve with the same source and request would have: a dry run",
+        "parameters": [_NAMESPACE_PARAMETER],
+        "requestBody": _body("KeyRequest"),
+        "responses": {**_successes({200: ("Key",)}), **_problems((*_ANY_CALL, *_WITH_BODY, *_WITH_NAMESPACE))},
     }
 
 

@@ -78,3 +78,14 @@ Raises:
     InvalidRequest: There is no such source, or no key in the request; ``field`` names what is at fault.
     Unauthorized: The request is not its sender's.
 """
+
+
+def key_body(resolved: Resolved) -> dict[str, object]:
+    """The members of the answer of a dry run."""
+    return {
+        "result": "key",
+        "key": resolved.key,
+        "fingerprint": resolved.fingerprint.value,
+        "rule": resolved.rule.value,
+        "source": resolved.source,
+    }

@@ -28,7 +28,8 @@ OWN: Final[Mapping[str, Source]] = {
     "h11-number-formats": Source("orders", format=Format.JSON, derive=("body",)),
     "h12-form-body": Source("ipn", format=Format.FORM, id=(("/txn_id", "/payment_status"),), exclude=("/verify_sign",)),
 }
-SOURCES: Final[Mapping[str, Source]] = OWN | {
+SOURCES: Final[Mapping[str, Source]] = {
+    **OWN,
     "h01-tradingview-json": SHIPPED["tradingview"],
     "h02-tradingview-text": SHIPPED["tradingview"],
     "h03-stripe-event": SHIPPED["stripe"],

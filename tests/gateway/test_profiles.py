@@ -1,4 +1,4 @@
-"""The shipped sources on the requests of real senders: a resend is a repeat, a near miss is none, secrets are nowhere."""
+"""The shipped sources on the requests of real senders: a resend is a repeat, a near miss is none, no secret shows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ def told(case: Payload, request: RawRequest, at_ms: int, first: Resolved) -> str
     try:
         found = resolve(case.source, request, now_ms=at_ms)
     except InvalidRequest as error:
-        assert error.field
-        return "invalid"
+        return "invalid" if error.field else "an error that names no field"
     if found.key != first.key:
         return "new"
     return "repeat" if found.fingerprint == first.fingerprint else "mismatch"

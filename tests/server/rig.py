@@ -15,6 +15,8 @@ from idemactor.core.clock import Clock
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.limits import LEASE_MS_MAX
 from idemactor.core.policy import OnDuplicate, Policy
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.resolve import resolver_of
 from idemactor.observability.metrics import Metrics
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
@@ -95,7 +97,9 @@ async def running(
             )
         )
     router = Router(actors, metrics)
-    context = ServerContext(router, POLICIES, Authenticator(tokens, POLICIES), metrics, metrics, time.now_ms)
+    authenticator = Authenticator(tokens, POLICIES, resolver_of(SHIPPED, time.now_ms))
+    context = ServerContext(router, POLICIES, authenticator, metrics, metrics, time.now_ms)
+    context.sources = SHIPPED
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)
