@@ -47,7 +47,7 @@ def build_gateway(section: Section, door: DoorSection, *, has_tokens: bool) -> G
             ),
         ),
     )
-    if door.bind and not gateway.routes:
+    if door.bind and not section.has("routes"):
         section.report("has no routes: add [[gateway.routes]]", "bind")
     if gateway.routes and not door.bind:
         section.report("has routes and listens nowhere: set gateway.bind")
@@ -98,7 +98,7 @@ def _route(section: Section, has_tokens: bool) -> Route:
 
 def _success(section: Section) -> SuccessRule | None:
     rule = section.section("success")
-    if not section.has("success"):
+    if not section.has_table("success"):
         return None
     scalar = Kind("true, false, a number or text", _scalar)
     pointer = rule.require("pointer", Kind("a JSON Pointer (RFC 6901)", _pointer), "")

@@ -51,9 +51,10 @@ class Section:
         """The table of that name; an empty one where it is left out, or no table and reported."""
         self._known.append(name)
         found = self._table.members.get(name)
-        if isinstance(found, Leaf):
+        if isinstance(found, Leaf) or (found is not None and found.is_list):
             self.report("must be a table", name)
-        table = found if isinstance(found, Table) else Table(self._table.origin)
+            found = None
+        table = Table(self._table.origin) if found is None else found
         return Section(table, self._dotted(name), self._problems)
 
     def named_sections(self) -> Iterator[tuple[str, Section]]:
@@ -69,9 +70,9 @@ class Section:
         """The tables of a list of tables, in order; what is none is reported and left out."""
         self._known.append(name)
         found = self._table.members.get(name)
-        if found is None or (isinstance(found, Leaf) and found.value == []):
+        if found is None:
             return
-        if isinstance(found, Leaf) or not all(number.isdecimal() for number in found.members):
+        if isinstance(found, Leaf) or not found.is_list or not all(number.isdecimal() for number in found.members):
             self.report(f"must be a list of tables, each under [[{self._dotted(name)}]]", name)
             return
         numbered = Section(found, self._dotted(name), self._problems)
@@ -85,6 +86,10 @@ class Section:
     def has(self, name: str) -> bool:
         """Was the setting given, rightly or wrongly?"""
         return name in self._table.members
+
+    def has_table(self, name: str) -> bool:
+        """Was it given, and as a table?"""
+        return isinstance(self._table.members.get(name), Table)
 
     def report(self, text: str, name: str | None = None) -> None:
         """Notes a problem of this table, or of one of its settings; it is placed where that stands."""

@@ -228,7 +228,7 @@ def test_environment(variable: str, text: str, read: object) -> None:
         ),
         (
             "shards = 4\n",
-            "line 1: shards: no such setting; there are auth, http, log, namespaces, rpc, server",
+            "line 1: shards: no such setting; there are auth, gateway, http, log, namespaces, rpc, server",
         ),
         ("[server]\nshards = true\n", "line 2: server.shards: must be an integer from 1 to 1024, not true"),
         ("[server]\nshards = 4.0\n", "line 2: server.shards: must be an integer from 1 to 1024, not 4.0"),

@@ -134,7 +134,7 @@ def test_keeping_alive() -> None:
     assert head_of(HOST + b"Connection: Keep-Alive\r\n", b"GET / HTTP/1.0").keeps_alive
 
 
-# ---------------------------------------------------------------------------------------------------------------- bodies
+# --------------------------------------------------------------------------------------------------------------- bodies
 
 
 CHUNKED = head_of(HOST + b"Transfer-Encoding: Chunked\r\n")
