@@ -6,6 +6,7 @@ goes on when the client leaves.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -96,10 +97,11 @@ class ProxyConnection:
             while await self._one_request():
                 pass
             broken = self._ended
-        except (ClientLeft, *_BROKEN):
-            pass
+        except (ClientLeft, trio.TooSlowError, *_BROKEN):
+            pass  # The client is gone, or did not even shake hands: there is nobody to tell.
         finally:
-            await part(self._stream, self._limits.linger_ms, broken=broken)
+            with contextlib.suppress(*_BROKEN):
+                await part(self._stream, self._limits.linger_ms, broken=broken)
 
     def drain(self) -> None:
         """No further request; one that is under way is answered."""
