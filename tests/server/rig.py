@@ -17,6 +17,7 @@ from idemactor.core.limits import LEASE_MS_MAX
 from idemactor.core.policy import OnDuplicate, Policy
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.resolve import resolver_of
+from idemactor.gateway.source import Source
 from idemactor.observability.metrics import Metrics
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
@@ -74,6 +75,7 @@ async def running(
     mailbox_max: int = 4_096,
     run: bool = True,
     policies: Mapping[str, Policy] = POLICIES,
+    sources: Mapping[str, Source] = SHIPPED,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
@@ -98,9 +100,9 @@ async def running(
             )
         )
     router = Router(actors, metrics)
-    authenticator = Authenticator(tokens, policies, resolver_of(SHIPPED, time.now_ms))
+    authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms))
     context = ServerContext(router, policies, authenticator, metrics, metrics, time.now_ms)
-    context.sources = SHIPPED
+    context.sources = sources
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)

@@ -200,11 +200,14 @@ NO_CLEAN_TEXT: list[object] = [*NO_TEXT, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "
 
 RAW: dict[str, object] = {"method": "POST", "path": "/a?b=c"}
 BAD_METHODS: list[object] = ["", "P" * 65, "PO\nST", None]
+BAD_PATHS: list[object] = ["", "/" * 16_385, "/\x00", None]
+BAD_HEADERS: list[object] = ["a: b", [["a"]], [["a", "b", "c"]], [["", "b"]], [["a", "b\r\nc"]], [[1, "b"]]]
+BAD_BODIES: list[object] = [1, True, [], {}]
 BAD_IN_A_REQUEST: list[tuple[str, object]] = [
     *(("method", value) for value in BAD_METHODS),
-    *(("path", value) for value in ("", "/" * 16_385, "/\x00", None)),
-    *(("headers", value) for value in ("a: b", [["a"]], [["a", "b", "c"]], [["", "b"]], [["a", "b\r\nc"]], [[1, "b"]])),
-    *(("body", value) for value in (1, True, [], {})),
+    *(("path", value) for value in BAD_PATHS),
+    *(("headers", value) for value in BAD_HEADERS),
+    *(("body", value) for value in BAD_BODIES),
     ("more", 1),
 ]
 
