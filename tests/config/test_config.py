@@ -88,6 +88,7 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
     config = load_text(file, text, environment={"STRIPE_WEBHOOK_SECRET": "whsec_"})
     assert config.server.shards == 4
     assert config.sources["stripe"].verify is not None
+    assert [route.prefix for route in config.gateway.routes] == ["/orders"]
     assert config.http.client_ca == file.with_name("clients.pem")
     assert config.tokens[0].role is Role.CALLER
 
