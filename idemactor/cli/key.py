@@ -36,8 +36,8 @@ Exit codes:
 def key(source: str, config: Path | None) -> None:
     """Show the key that a source finds in a request: a dry run.
 
-    The answer is one line of JSON. It reads the server's own configuration and needs no server. What a reserve with this request would be
-    refused for is said with the same code.
+    The answer is one line of JSON. It reads the server's own configuration and needs no server. What a reserve
+    with this request would be refused for is said with the same code.
     """
     from idemactor.core.limits import FRAME_BYTES_MAX
 

@@ -43,11 +43,7 @@ class Spread:
 
 
 class Body(Protocol):
-    """A body that was read."""
-
-    @property
-    def kind(self) -> str:
-        """How it was read; bodies that were read differently are never the same."""
+    """A body that was read. What counts of one that was read differently is never the same: bytes are not text."""
 
     def member(self, tokens: Tokens) -> object:
         """What stands at a name; ``ABSENT``, or a ``Spread``."""
@@ -89,7 +85,6 @@ class Json:
     """A JSON body; an array at its root is one delivery of several operations."""
 
     root: object
-    kind: str = "json"
 
     def member(self, tokens: Tokens) -> object:
         """What a JSON Pointer finds."""
@@ -197,7 +192,6 @@ class Form:
 
     fields: tuple[Field, ...]
     raw: bytes
-    kind: str = "form"
 
     def member(self, tokens: Tokens) -> object:
         """The value of a field."""
@@ -220,7 +214,6 @@ class Text:
 
     raw: bytes
     match: re.Match[str] | None
-    kind: str = "text"
 
     def member(self, tokens: Tokens) -> object:
         """What a named group matched."""
@@ -276,7 +269,6 @@ class Opaque:
     """A body that is compared and not read."""
 
     parts: object
-    kind: str
 
     def member(self, tokens: Tokens) -> object:  # noqa: ARG002 - The signature is every body's.
         """Nothing: it has no members."""
@@ -290,4 +282,4 @@ class Opaque:
 def _opaque(request: RawRequest) -> Opaque:
     types = request.header("Content-Type")
     parts = parts_of(types[0], request.body) if len(types) == 1 else None
-    return Opaque(request.body, "bytes") if parts is None else Opaque(parts, "multipart")
+    return Opaque(request.body if parts is None else parts)

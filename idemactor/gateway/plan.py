@@ -98,9 +98,10 @@ def plan_of(source: Source) -> Plan:
 
 
 def _refs(setting: str, texts: tuple[str, ...]) -> tuple[Ref, ...]:
-    if len(set(texts)) != len(texts):
+    refs = tuple(_ref(setting, text) for text in texts)
+    if len(set(refs)) != len(refs):
         raise InvalidSource(setting, "it names something twice")
-    return tuple(_ref(setting, text) for text in texts)
+    return refs
 
 
 def _ref(setting: str, text: str) -> Ref:

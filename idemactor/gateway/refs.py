@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from idemactor.core.pointers import InvalidPointer, parse_pointer
@@ -30,7 +30,7 @@ class Place(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """Something in a request.
+    """Something in a request; equal to another spelling of the same (``header:X-A`` and ``header:x-a``).
 
     Attributes:
         text: As the configuration writes it; what a refusal names.
@@ -39,7 +39,7 @@ class Ref:
         tokens: Of a member: those of its JSON Pointer (RFC 6901).
     """
 
-    text: str
+    text: str = field(compare=False)
     place: Place
     name: str = ""
     tokens: tuple[str, ...] = ()

@@ -19,11 +19,11 @@ from idemactor.core.keys import check_key
 from idemactor.core.limits import NESTING_MAX
 from idemactor.core.pointers import ABSENT
 from idemactor.errors import InvalidRequest, Unauthorized
-from idemactor.gateway.bodies import Body, Spread, counted, fields_of, read_body, value_of
-from idemactor.gateway.normalise import NotNormal, is_missing, normalised
+from idemactor.gateway.bodies import Spread
 from idemactor.gateway.refs import Place, Ref
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.source import Bucket, Source
+from idemactor.gateway.values import Values
 from idemactor.gateway.verify import check_signature
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 from idemactor.wire.sourced import Resolved, Resolver, Rule
@@ -52,7 +52,7 @@ _MODES: Final[Mapping[object, str]] = {
 
 
 class NoKey(InvalidRequest):
-    """Nothing in the request names an operation, or what has to be there to derive a key is not."""
+    """Nothing in the request names an operation: no part of an id is there, and the source derives none."""
 
 
 def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
@@ -64,7 +64,8 @@ def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
         now_ms: The time, milliseconds since the epoch: for timestamps of signatures and for minutes.
 
     Raises:
-        InvalidRequest: What is required is missing (``NoKey``) or malformed; ``field`` names it as the source does.
+        InvalidRequest: What is required is missing or malformed; ``field`` names it as the source does.
+        NoKey: Where nothing at all is there; an ``InvalidRequest``, too.
         Unauthorized: The sender has not proved who it is.
     """
     if source.verify is not None:
@@ -92,10 +93,7 @@ class _Resolving:
         self._plan = source.plan
         self._request = request
         self._now_ms = now_ms
-        self._path, _, query = request.path.partition("?")
-        self._raw_query = query
-        self._query = fields_of(query.encode("utf-8", "surrogatepass"), "path")
-        self._body: Body = read_body(source.format, source.plan, request)
+        self._values = Values(source, request)
 
     def resolved(self) -> Resolved:
         """The key by the first rule that finds one."""
@@ -138,7 +136,7 @@ class _Resolving:
         if not values:
             return None
         try:
-            key = parse_key_header([value.encode("utf-8", "surrogateescape") for value in values])
+            key = parse_key_header([value.encode("utf-8", "surrogatepass") for value in values])
         except InvalidKey as error:
             raise InvalidRequest(str(error), field=f"header:{KEY_HEADER}") from None
         said = self._body_key()
@@ -150,7 +148,7 @@ class _Resolving:
     def _body_key(self) -> str | None:
         if not self._source.client_key:
             return None
-        value = self._body.member((KEY_MEMBER,))
+        value = self._values.body.member((KEY_MEMBER,))
         if value is ABSENT or value is None or isinstance(value, Spread):
             return None
         if not isinstance(value, str):
@@ -161,13 +159,13 @@ class _Resolving:
 
     def _own_id(self) -> str | None:
         for recipe in self._plan.ids:
-            values = [self._value(ref) for ref in recipe]
+            values = [self._values.value(ref) for ref in recipe]
             there = [value is not ABSENT for value in values]
             if all(there):
                 return self._id_of(recipe, values)
             if any(there):
                 missing = recipe[there.index(False)].text
-                raise NoKey(f"{missing} is missing: it is a part of the operation's id", field=missing)
+                raise InvalidRequest(f"{missing} is missing: it is a part of the operation's id", field=missing)
         return None
 
     def _id_of(self, recipe: Sequence[Ref], values: list[object]) -> str:
@@ -186,24 +184,24 @@ class _Resolving:
         if not self._plan.derive:
             return None
         parts = [self._part(ref) for ref in self._plan.derive]
-        nonce = self._value(self._plan.nonce, optional=True) if self._plan.nonce is not None else ABSENT
+        nonce = self._values.value(self._plan.nonce, optional=True) if self._plan.nonce is not None else ABSENT
         minute = self._now_ms // MINUTE_MS if self._source.bucket is Bucket.MINUTE else None
         twin = None if nonce is ABSENT else [_plain(nonce)]
         return self._digest(["derived", self._mode(), minute, twin, [ref.text for ref in self._plan.derive], parts])
 
     def _part(self, ref: Ref) -> object:
         if ref.place is Place.BODY:
-            return [self._body.kind, self._counted_body()]
-        value = self._value(ref)
+            return [self._values.counted_body()]
+        value = self._values.value(ref)
         if value is ABSENT:
-            raise NoKey(f"{ref.text} is missing: the key is made of it", field=ref.text)
+            raise InvalidRequest(f"{ref.text} is missing: the key is made of it", field=ref.text)
         return _plain(value)
 
     def _mode(self) -> str:
         """Live or test: an array of operations is one delivery, and cannot be both."""
         if self._plan.mode is None:
             return _LIVE
-        value = self._value(self._plan.mode, optional=True)
+        value = self._values.value(self._plan.mode, optional=True)
         said = value.values if isinstance(value, Spread) else (value,)
         modes = {self._mode_of(one) for one in said}
         if len(modes) > 1:
@@ -220,86 +218,16 @@ class _Resolving:
             raise InvalidRequest(f"{self._plan.mode.text} is true or false", field=self._plan.mode.text)
         return mode
 
-    # ---------------------------------------------------------------------------------------------------------- values
-
-    def _value(self, ref: Ref, *, optional: bool = False) -> object:
-        """What stands there, normalised; ``ABSENT`` where that is nothing.
-
-        Args:
-            optional: Whether it may be there in some operations of an array and not in others.
-        """
-        value = self._found(ref)
-        if not isinstance(value, Spread):
-            return self._normal(value, ref)
-        values = tuple(self._normal(one, ref) for one in value.values)
-        missing = [one is ABSENT for one in values]
-        if all(missing):
-            return ABSENT
-        if any(missing) and not optional:
-            detail = f"{ref.text} is missing in operation {missing.index(True)} of the body"
-            raise NoKey(detail, field=ref.text)
-        return Spread(values)
-
-    def _found(self, ref: Ref) -> object:
-        match ref.place:
-            case Place.HEADER:
-                values = self._request.header(ref.name)
-                if len(values) > 1:
-                    raise InvalidRequest(f"{ref.text} is there more than once", field=ref.text)
-                return values[0] if values else ABSENT
-            case Place.QUERY:
-                return value_of(self._query, ref.name, ref.text)
-            case Place.MEMBER:
-                return self._body.member(ref.tokens)
-            case Place.PATH:
-                return self._path
-            case Place.BODY:
-                raise AssertionError("the body as a whole is no value")
-
-    def _normal(self, value: object, ref: Ref) -> object:
-        if value is ABSENT or is_missing(value):
-            return ABSENT
-        try:
-            value = normalised(value, self._plan.normalisers.get(ref, ()))
-        except NotNormal as error:
-            raise InvalidRequest(f"{ref.text}: {error}", field=ref.text) from None
-        return ABSENT if is_missing(value) else value
-
-    # ----------------------------------------------------------------------------------------------- what counts of it
-
     def _fingerprint(self) -> Fingerprint:
         parts = [
             "request",
             self._request.method,
-            self._path,
-            self._counted_query(),
+            self._values.path,
+            self._values.counted_query(),
             [[name, list(self._request.header(name))] for name in self._plan.headers],
-            self._body.kind,
-            self._counted_body(),
+            self._values.counted_body(),
         ]
         return Fingerprint(f"{VERSION}:{_sha256(parts)}", self._plan.rule_id)
-
-    def _counted_query(self) -> object:
-        left_out = [ref.name for ref in self._plan.left_out if ref.place is Place.QUERY]
-        changes = {ref.name: self._change(ref) for ref in self._plan.normalisers if ref.place is Place.QUERY}
-        return counted(self._query, left_out, changes) if left_out or changes else self._raw_query
-
-    def _counted_body(self) -> object:
-        left_out = [ref.tokens for ref in self._plan.left_out if ref.place is Place.MEMBER]
-        changes = {ref.tokens: self._change(ref) for ref in self._plan.normalisers if ref.place is Place.MEMBER}
-        return self._body.content(left_out, changes)
-
-    def _change(self, ref: Ref) -> Callable[[object], object]:
-        """What counts instead of a value: two spellings that make one key are no mismatch either."""
-
-        def change(value: object) -> object:
-            try:
-                return normalised(value, self._plan.normalisers[ref])
-            except NotNormal:
-                # Only a key needs it in shape; here it is what it is.
-                return value
-
-        return change
 
     def _digest(self, parts: list[object]) -> str:
         return f"{DERIVATION}:{_sha256([self._source.name, *parts])}"

@@ -155,7 +155,7 @@ def _base64(text: str) -> bytes:
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "surrogateescape")
+    return text.encode("utf-8", "surrogatepass")
 
 
 def _standard(prefix: str) -> Callable[[RawRequest], _Signed]:

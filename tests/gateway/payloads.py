@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from idemactor.config import load
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.source import Format, Source
+from idemactor.gateway.source import Source
 
 PAYLOADS: Final = Path(__file__).parent.parent / "cases" / "payloads"
 START_MS: Final = 1_772_461_800_000
 """When first requests come."""
 
+OWN_TOML: Final = Path(__file__).parent / "sources.toml"
+_CONFIGURED: Final = load(OWN_TOML).sources
+
 OWN: Final[Mapping[str, Source]] = {
-    "h08-3commas-like": Source(
-        "commas",
-        format=Format.JSON,
-        derive=("/bot_uuid", "/action", "/tv_instrument", "/timestamp"),
-        window_ms=300_000,
-        secrets=("/secret",),
-    ),
-    "h10-array-body": Source("trades", format=Format.JSON, derive=("body",)),
-    "h11-number-formats": Source("orders", format=Format.JSON, derive=("body",)),
-    "h12-form-body": Source("ipn", format=Format.FORM, id=(("/txn_id", "/payment_status"),), exclude=("/verify_sign",)),
+    "h08-3commas-like": _CONFIGURED["commas"],
+    "h10-array-body": _CONFIGURED["trades"],
+    "h11-number-formats": _CONFIGURED["orders"],
+    "h12-form-body": _CONFIGURED["ipn"],
 }
+"""The sources of those for which none is shipped."""
 SOURCES: Final[Mapping[str, Source]] = {
     **OWN,
     "h01-tradingview-json": SHIPPED["tradingview"],
@@ -82,6 +82,15 @@ def changed(request: RawRequest, change: Mapping[str, Any]) -> RawRequest:
     body = change["body"].encode() if "body" in change else request.body
     method, path = change.get("method", request.method), change.get("path", request.path)
     return RawRequest(method, path, tuple(headers.values()), body)
+
+
+def request_members(request: RawRequest, *, as_bytes: bool) -> dict[str, Any]:
+    """A request as a member of a call: over RPC with its bytes, over HTTP in base64."""
+    headers = [list(pair) for pair in request.headers]
+    members: dict[str, Any] = {"method": request.method, "path": request.path, "headers": headers}
+    if as_bytes:
+        return members | {"body": request.body}
+    return members | {"body_b64": base64.b64encode(request.body).decode()}
 
 
 def payloads() -> list[Payload]:

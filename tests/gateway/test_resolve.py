@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemactor.core.keys import check_key
-from idemactor.errors import InvalidRequest
-from idemactor.gateway.profiles import SHIPPED
+from idemactor.errors import InvalidRequest, Unauthorized
+from idemactor.gateway.profiles import SCHEMES, SHIPPED
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.resolve import NoKey, Resolved, resolve, resolver_of
-from idemactor.gateway.source import Bucket, Format, Normaliser, Source
+from idemactor.gateway.source import Bucket, Format, Normaliser, Source, Verify
+from idemactor.gateway.verify import Scheme
 
 NOW_MS = 1_772_461_800_000
 JSON = ("Content-Type", "application/json")
@@ -174,7 +175,8 @@ def test_what_is_missing(value: object) -> None:
     for name in ("exchange", "symbol", "action", "quantity"):
         body = {key: one for key, one in (TRADE | {name: value}).items() if one is not ...}
         error = refused(SIGNALS, asked(body))
-        assert isinstance(error, NoKey)
+        # A part of what a key is made of is missing, which is not the same as no key.
+        assert not isinstance(error, NoKey)
         assert error.field == f"/{name}"
 
 
@@ -265,6 +267,13 @@ def test_a_header_a_parameter_and_the_path_may_make_a_key() -> None:
     assert key != found(source, replace(request, path="/p?b=3")).key
     assert refused(source, replace(request, path="/p")).field == "query:b"
     assert refused(source, replace(request, path="/p?b=2&b=2")).field == "query:b"
+
+
+def test_a_header_is_normalised_however_its_name_is_spelt() -> None:
+    source = Source("mine", derive=("header:X-Id",), normalise={"header:x-id": (Normaliser.UUID,)})
+    one = "7D0F6F0E-0000-4000-8000-00000000ABCD"
+    assert found(source, asked(None, ("X-ID", one))) == found(source, asked(None, ("x-id", one.lower())))
+    assert refused(source, asked(None, ("X-Id", "none"))).field == "header:X-Id"
 
 
 # ---------------------------------------------------------------------------------------- windows and memory
@@ -387,7 +396,8 @@ def test_a_delivery_in_which_one_operation_lacks_something() -> None:
     bodies: list[Any] = [[TRADE, lacking], [lacking], [TRADE, 7], [[]]]
     for body in bodies:
         error = refused(SIGNALS, asked(body))
-        assert isinstance(error, NoKey)
+        # A part of what a key is made of is missing, which is not the same as no key.
+        assert not isinstance(error, NoKey)
         assert error.field in ("/symbol", "/exchange")
     assert refused(SIGNALS, asked([])).field == "/exchange"
     assert refused(SIGNALS, asked([TRADE | {"id": "a"}, TRADE])).field == "/id"
@@ -452,14 +462,53 @@ def test_a_key_of_the_body_is_equal_exactly_where_the_body_is(one: Any, other: A
     assert (first.key == second.key) == same == (first.fingerprint == second.fingerprint)
 
 
-@given(
-    st.binary(max_size=200), st.sampled_from(sorted(SHIPPED)), st.sampled_from(["application/json", "text/plain", ""])
+ANY = st.text(max_size=20) | st.text(st.characters(categories=["Cs", "Cc", "L", "P"]), max_size=8)
+SECRETS = {Scheme.STANDARD_WEBHOOKS: "whsec_c2VjcmV0", Scheme.SVIX: "whsec_c2VjcmV0"}
+VERIFIED = [
+    replace(SHIPPED[name], verify=Verify(scheme, ("S",), (SECRETS.get(scheme, "secret"),)))
+    for name, scheme in SCHEMES.items()
+]
+ODD = [
+    SIGNALS,
+    Source("f", format=Format.FORM, id=("/a",), derive=("/b", "query:c", "path"), exclude=("query:d", "/e")),
+    Source(
+        "t", format=Format.TEXT, pattern="(?P<a>[a-z]*)(?P<b>.*)(?s:.*)", derive=("/a", "header:X"), secrets=("/b",)
+    ),
+    Source("j", derive=("body", "/0/a", "/a/0"), normalise={"/a": tuple(Normaliser)}, mode="query:m", exclude=("/0",)),
+]
+NAMES = st.sampled_from(
+    [
+        *("Content-Type", "Idempotency-Key", "X-GitHub-Delivery", "webhook-id", "svix-id", "X", "X-Delivery-Id"),
+        *("webhook-signature", "webhook-timestamp", "svix-timestamp", "svix-signature", "Stripe-Signature"),
+        *("X-Hub-Signature-256", "X-Shopify-Hmac-Sha256", "X-Slack-Signature", "X-Slack-Request-Timestamp"),
+    ]
 )
-def test_whatever_comes_is_a_key_or_a_refusal(body: bytes, name: str, kind: str) -> None:
-    headers = (("Content-Type", kind), ("X-GitHub-Delivery", "g"), ("webhook-id", "w"))
+VALUES = ANY | st.sampled_from(
+    ["application/json", "multipart/form-data; boundary=a", "1772461800", "t=1772461800,v1=aa", "v1,AAAA", "sha256=aa"]
+)
+BODIES = st.binary(max_size=60) | st.sampled_from(
+    [
+        *(b'[{"a":1}]', b'{"a":{"0":1}}', b'{"id":1e5}', b"[[1],2]", b'{"idempotencyKey":"k"}'),
+        *(b"--a\r\n\r\n--a--", b"a=%ff&b=1"),
+    ]
+)
+
+
+@given(
+    st.sampled_from([*SHIPPED.values(), *VERIFIED, *ODD]),
+    ANY,
+    ANY,
+    st.lists(st.tuples(NAMES, VALUES), max_size=5),
+    BODIES,
+)
+def test_whatever_comes_is_a_key_or_a_refusal(
+    source: Source, method: str, path: str, headers: list[tuple[str, str]], body: bytes
+) -> None:
+    request = RawRequest(method, path, tuple(headers), body)
     try:
-        told = found(SHIPPED[name], RawRequest("POST", "/?\udcff", headers, body))
-    except InvalidRequest as error:
+        told = found(source, request)
+    except (InvalidRequest, Unauthorized) as error:
         assert error.field  # noqa: PT017 - It is a key or a refusal, and either is right.
     else:
         check_key(told.key)
+        assert told == found(source, request)

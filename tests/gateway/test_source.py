@@ -30,6 +30,7 @@ FORM = {"format": Format.FORM}
         ("id", {"id": (("/a", "/a"),)}),
         ("derive", {"derive": ("/a", "/a")}),
         ("derive", {"derive": ("",)}),
+        ("derive", {"derive": ("header:A", "header:a")}),
         ("mode", {"mode": "body"}),
         ("nonce", {"nonce": "path"}),
         ("normalise", {"normalise": {"body": (Normaliser.TRIM,)}}),

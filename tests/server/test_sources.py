@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from dataclasses import replace
@@ -17,7 +16,7 @@ from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.source import Verify
 from idemactor.gateway.verify import Scheme
-from tests.gateway.payloads import OWN, START_MS, Payload, payloads
+from tests.gateway.payloads import OWN, START_MS, Payload, payloads, request_members
 from tests.server import test_rpc_door as rpc
 from tests.server.rig import TOKENS, Rig
 from tests.server.test_http_app import Client, bearer
@@ -25,18 +24,6 @@ from tests.server.test_http_app import Client, bearer
 CASES = payloads()
 SOURCES = {**SHIPPED, **{source.name: source for source in OWN.values()}}
 TOKEN = {"acme": "operator-token", "other": "other-token"}
-
-
-def raw(request: RawRequest, *, as_bytes: bool) -> dict[str, Any]:
-    """A request as a member of a call, over RPC or over HTTP."""
-    members: dict[str, Any] = {
-        "method": request.method,
-        "path": request.path,
-        "headers": list(map(list, request.headers)),
-    }
-    if as_bytes:
-        return members | {"body": request.body}
-    return members | {"body_b64": base64.b64encode(request.body).decode()}
 
 
 class Doors:
@@ -53,12 +40,12 @@ class Doors:
         request = members.get("request")
         if self._turn % 2:
             if request is not None:
-                members["request"] = raw(request, as_bytes=False)
+                members["request"] = request_members(request, as_bytes=False)
             answer = await self._http.post(f"/v1/default/{op}", members, headers=bearer(TOKEN[tenant]))
             told: dict[str, Any] = answer.json
         else:
             if request is not None:
-                members["request"] = raw(request, as_bytes=True)
+                members["request"] = request_members(request, as_bytes=True)
             peer = self._server.connect()
             await peer.call("auth", token=TOKEN[tenant])
             error, result = await peer.try_call(op, namespace="default", **members)
