@@ -146,7 +146,7 @@ class Attempt:
                 await self._carry_out(command, answer)
             case Completed() if not answer.rejected:
                 await self.client.whole(answers.replay(answer, self.office.told_as))
-            case Overloaded() | Unavailable() if is_open:
+            case Overloaded() | Unavailable() if is_open and not self.office.desk.closing:
                 await self._go_unprotected(command)
             case _:
                 await self.client.whole(answers.refusal(answer, command, self.office.told_as))

@@ -102,17 +102,16 @@ class Desk:
     Args:
         router: Where commands go.
         nursery: What has to be told although nobody waits any more is told from here.
+
+    Attributes:
+        closing: The server drains: who is refused now is refused for that, and not because a shard is beyond reach.
     """
 
     def __init__(self, router: Router, nursery: trio.Nursery) -> None:
         self._router = router
         self._nursery = nursery
         self._settling = 0
-
-    @property
-    def settling(self) -> int:
-        """How much is still being told."""
-        return self._settling
+        self.closing = False
 
     async def reserve(self, command: Reserve, patience_ms: int, *, keep: bool) -> Answer:
         """Ask to be the holder; a shard that cannot answer is asked again for ``patience_ms``.
@@ -129,7 +128,7 @@ class Desk:
             wait_until = gives_up_at + command.wait_ms / _MS_PER_S
             answer = await self._ask(command, wait_until, keep=keep)
             left_s = gives_up_at - trio.current_time()
-            if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0:
+            if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0 or self.closing:
                 return answer
             await trio.sleep(min(rest_ms / _MS_PER_S, left_s))
             rest_ms = min(2 * rest_ms, RETRY_MS_MAX)

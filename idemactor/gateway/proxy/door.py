@@ -123,6 +123,7 @@ class ProxyDoor:
         for upstream in self._upstreams.values():
             background.start_soon(upstream.tidy)
         desk = Desk(self._context.router, telling)
+        desk.closing = self._draining
         for route in self._routes:
             forwarder = Forwarder(self._upstreams[route.upstream], route, background)
             told_as = self._sources[route.source].answers
@@ -145,6 +146,8 @@ class ProxyDoor:
     def drain(self) -> None:
         """Take no new request; what is under way is carried to its end."""
         self._draining = True
+        for office in self._offices.values():
+            office.desk.closing = True
         for listener in self._listeners:
             listener.close()
         for connection in list(self._connections):

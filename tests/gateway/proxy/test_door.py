@@ -18,6 +18,7 @@ from idemactor.core.record import State
 from idemactor.core.replies import Reserved
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, RouteAuth, SuccessRule
+from idemactor.storage.base import Batch
 from tests.gateway.proxy.rig import LEASE_MS, ROUTE, Client, Proxy, Received, Told, proxying
 from tests.server.rig import TOKENS
 
@@ -796,6 +797,64 @@ async def test_a_drain_finishes_what_is_under_way(autojump_clock: MockClock) -> 
         record = await proxy.record()
         assert record is not None
         assert record.state is State.COMMITTED
+
+
+async def test_a_drain_sends_nothing_on_unprotected(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="open")) as proxy:
+        client = proxy.client()
+        head = b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\n"
+        await client.stream.send_all(head)
+        await trio.testing.wait_all_tasks_blocked()
+        proxy.door.drain()
+        proxy.rig.context.router.settle_only()
+        began = trio.current_time()
+        assert (await client.raw(b"x")).startswith(b"HTTP/1.1 503 ")
+        assert trio.current_time() - began < 1
+        assert not proxy.upstream.requests
+
+
+async def test_the_client_is_answered_though_the_end_cannot_be_recorded_yet(autojump_clock: MockClock) -> None:
+    async def stuck(_batch: Batch) -> None:
+        await trio.sleep(20)
+
+    async def then_the_disk_hangs(received: Received) -> None:
+        for disk in proxy.rig.disks:
+            disk.before_commit = stuck
+        await received.answer(200, b"done")
+
+    async with proxying(autojump_clock, behaviour=then_the_disk_hangs) as proxy:
+        began = trio.current_time()
+        assert (await proxy.call()).body == b"done"
+        assert 2 <= trio.current_time() - began < 3
+        await trio.sleep(60)
+        for disk in proxy.rig.disks:
+            disk.before_commit = None
+        again = await proxy.call()
+        assert (again.body, again.header("Idempotent-Replayed")) == (b"done", ["true"])
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_a_grant_that_came_too_late_is_given_back(autojump_clock: MockClock) -> None:
+    async def slow(_batch: Batch) -> None:
+        await trio.sleep(10)
+
+    async with proxying(autojump_clock) as proxy:
+        for disk in proxy.rig.disks:
+            disk.before_commit = slow
+        assert (await proxy.call()).status == 503
+        for disk in proxy.rig.disks:
+            disk.before_commit = None
+        await trio.sleep(30)
+        assert await proxy.record() is None
+        assert (await proxy.call()).status == 200
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_a_trusted_peer_is_believed(autojump_clock: MockClock) -> None:
+    for trusted, seen in ((["unix"], "1.2.3.4, unknown"), ([], "unknown")):
+        async with proxying(autojump_clock, trusted=trusted) as proxy:
+            await proxy.call(headers=[("X-Forwarded-For", "1.2.3.4")])
+            assert proxy.upstream.requests[0].header("X-Forwarded-For") == [seen]
 
 
 async def test_what_is_counted(autojump_clock: MockClock) -> None:
