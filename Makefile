@@ -34,7 +34,7 @@ $(STAMP): requirements.lock pyproject.toml scripts/make-venv
 serve: install ## Start the server with config.toml (CONFIG=other.toml takes another file).
 	exec $(BIN)/idemactor serve --config $(CONFIG)
 
-demo: install ## How often an order is filled when its sender is unsure: with and without idemactor, in half a minute.
+demo: install ## How often an order is filled when its sender is unsure: with and without idemactor, in less than a minute.
 	@$(BIN)/python examples/tradingview/fills.py
 
 test: install ## Run the whole short suite.

@@ -32,8 +32,11 @@ ANSWER_S: Final = 3.0
 RESEND_S: Final = 5.0
 """How long it waits before it sends again."""
 RESENDS_MAX: Final = 3
+MINUTE_S: Final = 60
 BOUNDARY_S: Final = 3.0
 """How long before the end of a minute, by the server's clock, the orders are sent: their resends come after it."""
+START_S: Final = 5.0
+"""How long the server may take to start, or the demonstration waits for the next minute."""
 
 CONFIG: Final = """
 [server]
@@ -209,7 +212,8 @@ def idemactor(exchange: str) -> Iterator[str]:
         config = Path(home, "config.toml")
         config.write_text(CONFIG.format(exchange=exchange))
         root = Path(__file__).resolve().parents[2]
-        environment = {**os.environ, "PYTHONPATH": str(root), "DEMO_AHEAD_NS": str(_ahead_ns())}
+        ahead_s = _ahead_s()
+        environment = {**os.environ, "PYTHONPATH": str(root), "DEMO_AHEAD_NS": str(int(ahead_s * 1e9))}
         command = [sys.executable, "-c", SHIFTED, "serve", "--config", str(config)]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, cwd=home, env=environment
@@ -219,15 +223,20 @@ def idemactor(exchange: str) -> Iterator[str]:
                 ready = dict(word.split("=", 1) for word in server.stdout.readline().split() if "=" in word)
                 if "gateway" not in ready:
                     sys.exit("the server did not start")
+                _wait_for_the_boundary(ahead_s)
                 yield ready["gateway"]
             finally:
                 server.terminate()
 
 
-def _ahead_ns() -> int:
-    """How far the server's clock has to be ahead for a minute to end ``BOUNDARY_S`` after its start, more or less."""
-    minute, start_s = 60, 1.0
-    return int((minute - time.time() % minute - BOUNDARY_S - start_s) * 1e9) % (minute * 10**9)
+def _ahead_s() -> float:
+    """How far the server's clock has to be ahead for a minute to end soon after it is up."""
+    return (MINUTE_S - START_S - BOUNDARY_S - time.time()) % MINUTE_S
+
+
+def _wait_for_the_boundary(ahead_s: float) -> None:
+    """Until ``BOUNDARY_S`` before the end of a minute of the server's."""
+    time.sleep((MINUTE_S - BOUNDARY_S - time.time() - ahead_s) % MINUTE_S)
 
 
 def main() -> int:

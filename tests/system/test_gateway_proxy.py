@@ -6,12 +6,14 @@ import http.client
 import json
 import signal
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -374,3 +376,58 @@ def test_a_lease_shorter_than_the_upstream_takes_is_kept(home: Path) -> None:
             found = server.http_client().call("get", "orders", key="long")
             assert found.members["record"]["state"] == "pending"
             assert busy.result().body == OK
+
+
+CERT, KEY = (Path(__file__).parent / "http_hostile" / name for name in ("test_only_cert.pem", "test_only_key.pem"))
+
+TLS_CONFIG = """
+[gateway]
+bind = ["127.0.0.1:0"]
+tls_cert = "{cert}"
+tls_key = "{key}"
+[[gateway.routes]]
+prefix = "/orders"
+upstream = "https://localhost:{port}"
+namespace = "default"
+preserve_host = false
+"""
+
+
+class Orders(BaseHTTPRequestHandler):
+    """Says what it was sent."""
+
+    def do_POST(self) -> None:
+        body = json.dumps({"host": self.headers["Host"], "proto": self.headers["X-Forwarded-Proto"]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - The name is the base class's.
+        pass
+
+
+@pytest.mark.parametrize("trusts", [True, False])
+def test_tls_on_both_sides(home: Path, trusts: bool) -> None:
+    """An upstream that cannot show a certificate that the machine trusts is sent nothing."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERT, KEY)
+    with HTTPServer(("127.0.0.1", 0), Orders) as upstream:
+        upstream.socket = context.wrap_socket(upstream.socket, server_side=True)
+        threading.Thread(target=upstream.serve_forever, daemon=True).start()
+        text = TLS_CONFIG.format(cert=CERT, key=KEY, port=upstream.server_port)
+        with Server(home, text, extra={"SSL_CERT_FILE": str(CERT)} if trusts else {}) as server:
+            client = ssl.create_default_context(cafile=str(CERT))
+            connection = http.client.HTTPSConnection(server.addresses("gateway")[0], timeout=10, context=client)
+            for replayed in (None, "true"):
+                connection.request("POST", "/orders", b"{}", {"Idempotency-Key": "tls"})
+                answer = connection.getresponse()
+                body = answer.read()
+                if not trusts:
+                    assert answer.status == 502
+                    continue
+                assert json.loads(body) == {"host": f"localhost:{upstream.server_port}", "proto": "https"}
+                assert answer.getheader("Idempotent-Replayed") == replayed
+            connection.close()
+            assert_calm(server)
+        upstream.shutdown()

@@ -159,6 +159,17 @@ class ProxyConnection:
         """The next head; None where the client is done, or took too long to begin."""
         if not self._buffer and not await self._begin():
             return None
+        end = self._buffer.find(HEAD_END)
+        if end < 0:
+            end = await self._find_end()
+        if end > self._limits.header_bytes_max:
+            raise self._too_large()
+        data = bytes(self._buffer[: end + len(HEAD_END)])
+        del self._buffer[: end + len(HEAD_END)]
+        return data
+
+    async def _find_end(self) -> int:
+        """Where the empty line is that ends the head."""
         with trio.move_on_after(self._limits.headers_ms / _MS_PER_S):
             while (end := self._buffer.find(HEAD_END)) < 0:
                 if len(self._buffer) > self._limits.header_bytes_max:
@@ -167,11 +178,7 @@ class ProxyConnection:
                     raise Refused(400, "A line does not end with CR LF.")
                 if not await self._fill():
                     raise ClientLeft
-            if end > self._limits.header_bytes_max:
-                raise self._too_large()
-            data = bytes(self._buffer[: end + len(HEAD_END)])
-            del self._buffer[: end + len(HEAD_END)]
-            return data
+            return end
         raise Refused(408, "The request did not arrive in time.")
 
     def _too_large(self) -> Refused:
@@ -197,7 +204,9 @@ class ProxyConnection:
 
     async def _read_body(self, head: RequestHead, reader: BodyReader) -> bytes:
         reader.feed(self._buffer)
-        if head.expects_continue and not reader.done:
+        if reader.done:
+            return reader.body
+        if head.expects_continue:
             await self._stream.send_all(_CONTINUE)
         with trio.move_on_after(self._limits.body_ms / _MS_PER_S):
             while not reader.done:

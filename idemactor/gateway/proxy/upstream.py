@@ -263,7 +263,10 @@ class Upstream:
         """A connection, with a place of the upstream's taken; whether it was used before."""
         try:
             with trio.fail_after(connect_ms / _MS_PER_S):
-                await self._slots.acquire()
+                try:
+                    self._slots.acquire_nowait()
+                except trio.WouldBlock:
+                    await self._slots.acquire()
                 try:
                     kept = None if fresh else await self._kept()
                     return kept or await self._open(), kept is not None
