@@ -249,7 +249,8 @@ def main() -> int:
         without, with_it = pool.submit(send_all, straight.address), pool.submit(send_all, gateway)
         print(table(straight, behind, without.result(), with_it.result()))
     wrong = list(failures(behind.fills))
-    print("\n".join(wrong))
+    if wrong:
+        print("\n".join(wrong))
     return 1 if wrong else 0
 
 

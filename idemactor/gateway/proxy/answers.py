@@ -20,6 +20,7 @@ from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
 from idemactor.wire.requests import Dialect
 
 _BODILESS: Final = frozenset({204, 304})
+_REFUSALS_FROM: Final = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +41,17 @@ class Whole:
 def replay(answer: Completed, told_as: Answers) -> Whole:
     """The answer to a repeat of what was done: the stored one, byte for byte, or what there is to say without it."""
     outcome = answer.outcome
-    if outcome is None or outcome.omitted:
-        members: dict[str, object] = {"result": "completed", "proceed": False, "operation_id": answer.operation_id}
-        members |= {"committed_at": answer.committed_at, "expires_at": answer.expires_at}
-        members["outcome"] = outcome_body(outcome, Dialect.JSON)
-        return _whole(told(members, told_as.completed), REPLAYED_MARK)
-    return Whole(outcome.status, (*outcome.headers, REPLAYED_MARK), outcome.body)
+    if outcome is not None and not outcome.omitted:
+        return Whole(outcome.status, (*outcome.headers, REPLAYED_MARK), outcome.body)
+    members: dict[str, object] = {"result": "completed", "proceed": False, "operation_id": answer.operation_id}
+    members |= {"committed_at": answer.committed_at, "expires_at": answer.expires_at}
+    members["outcome"] = outcome_body(outcome, Dialect.JSON)
+    status = told_as.completed
+    if status < _REFUSALS_FROM:
+        return _whole(told(members, status), REPLAYED_MARK)
+    # A sender that waits for the operation's own answer would take any other success for it.
+    body = problem(status, Code.DUPLICATE, detail_of(answer), members=members)
+    return _whole(told(body, status, MEDIA_TYPE), REPLAYED_MARK)
 
 
 def stored(status: int, headers: Pairs, body: bytes | None) -> Outcome:

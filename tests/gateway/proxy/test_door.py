@@ -14,10 +14,13 @@ from trio.testing import MockClock
 
 from idemactor.core.commands import Reserve, Resolve, Verdict
 from idemactor.core.keys import Identity
-from idemactor.core.record import State
-from idemactor.core.replies import Reserved
+from idemactor.core.record import Outcome, State
+from idemactor.core.replies import Completed, Reserved
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy.answers import replay
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, RouteAuth, SuccessRule
+from idemactor.gateway.source import Answers
 from idemactor.storage.base import Batch
 from tests.gateway.proxy.rig import LEASE_MS, ROUTE, Client, Proxy, Received, Told, proxying
 from tests.server.rig import TOKENS
@@ -363,8 +366,35 @@ async def test_what_is_in_doubt_is_resolved(autojump_clock: MockClock) -> None:
         assert record is not None
         await proxy.ask(Resolve(Identity("default", "default", "k"), record.token, Verdict.COMMITTED))
         told = await proxy.call()
-        assert (told.status, result_of(told), told.header("Idempotent-Replayed")) == (200, "completed", ["true"])
+        assert (told.status, result_of(told)) == (SHIPPED["http"].answers.completed, "completed")
+        assert told.header("Idempotent-Replayed") == ["true"]
         assert len(proxy.upstream.requests) == 1
+
+
+@pytest.mark.parametrize("outcome", [None, Outcome(201, omitted=True)])
+def test_what_a_repeat_is_told_without_a_stored_answer(outcome: Outcome | None) -> None:
+    answer = Completed("op", 1, 2, outcome, rejected=False)
+    for status, kind in ((200, "application/json"), (409, "application/problem+json")):
+        told = replay(answer, Answers(completed=status))
+        assert (told.status, dict(told.headers)["Content-Type"]) == (status, kind)
+        members = json.loads(told.body)
+        assert (members["result"], members["proceed"], members["operation_id"]) == ("completed", False, "op")
+        assert (members.get("code"), members.get("status")) == (
+            ("IDEMPOTENCY_DUPLICATE", 409) if status > 400 else (None, None)
+        )
+
+
+async def test_the_head_has_to_come_in_time(autojump_clock: MockClock) -> None:
+    async def slow(received: Received) -> None:
+        await trio.sleep(2)
+        await received.send(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\n")
+        await trio.sleep(20)
+        await received.send(b"x")
+
+    for first_byte_ms, body in ((1_000, None), (3_000, b"x")):
+        async with proxying(autojump_clock, replace(ROUTE, first_byte_ms=first_byte_ms), behaviour=slow) as proxy:
+            told = await proxy.call()
+            assert told.body == body or (body is None and result_of(told) == "in_doubt")
 
 
 async def test_nobody_at_home_frees_the_key(autojump_clock: MockClock) -> None:
