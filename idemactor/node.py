@@ -94,7 +94,8 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
                 _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
             ):
                 proxy = _proxy(config, context)
-                await _serve(context, http, rpc, gateway, proxy, _connections_max(directory.shards), announce)
+                connections_max = _connections_max(directory.shards, proxy is not None)
+                await _serve(context, http, rpc, gateway, proxy, connections_max, announce)
 
 
 async def _serve(
@@ -234,14 +235,17 @@ def _proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
     return ProxyDoor(context, settings, functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS))
 
 
-def _connections_max(shards: int) -> int:
-    """How many connections a door may have open: the shards' files must never go without a descriptor for them."""
+def _connections_max(shards: int, has_proxy: bool) -> int:
+    """How many connections a door may have open: the shards' files must never go without a descriptor for them.
+
+    The proxy counts twice: a request of a client's may need a connection to its upstream.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // 2
+    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // (4 if has_proxy else 2)
     return max(1, min(CONNECTIONS_MAX_DEFAULT, left)) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX_DEFAULT
 
 

@@ -213,6 +213,16 @@ def test_a_stream_comes_as_it_comes(proxied: Proxied) -> None:
         assert read_to_end(sock).endswith(b"0\r\n\r\n")
 
 
+def test_an_answer_that_was_cut_does_not_look_whole(proxied: Proxied) -> None:
+    """An old client has only the end of the connection to go by."""
+    with connect(proxied.address) as sock:
+        sock.sendall(b"POST /orders/stream HTTP/1.0\r\nIdempotency-Key: old\r\n\r\n")
+        received: list[bytes] = []
+        with pytest.raises(ConnectionResetError):
+            received.extend(iter(lambda: sock.recv(65_536), b""))
+        assert received[-1].endswith(b"tick")
+
+
 def test_a_head_that_is_protected(proxied: Proxied) -> None:
     for replayed in (False, True):
         told = proxied.call("/orders/head", "head", "HEAD", b"")

@@ -9,7 +9,7 @@ from idemactor.core.commands import Reserve
 from idemactor.core.record import Outcome
 from idemactor.core.replies import Completed, InDoubt, InFlight, Mismatch, Overloaded, Unavailable
 from idemactor.errors import Code, RequestError
-from idemactor.gateway.proxy.headers import REPLAYED_MARK, Pairs
+from idemactor.gateway.proxy.headers import REPLAYED_MARK, Pairs, sendable
 from idemactor.gateway.source import Answers
 from idemactor.server.http_answers import Told, problem_told, refused, told
 from idemactor.shard.mailbox import Answer
@@ -20,6 +20,7 @@ from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
 from idemactor.wire.requests import Dialect
 
 _BODILESS: Final = frozenset({204, 304})
+_FINAL_FROM: Final = 200
 _REFUSALS_FROM: Final = 400
 
 
@@ -41,8 +42,8 @@ class Whole:
 def replay(answer: Completed, told_as: Answers) -> Whole:
     """The answer to a repeat of what was done: the stored one, byte for byte, or what there is to say without it."""
     outcome = answer.outcome
-    if outcome is not None and not outcome.omitted:
-        return Whole(outcome.status, (*outcome.headers, REPLAYED_MARK), outcome.body)
+    if outcome is not None and not outcome.omitted and outcome.status >= _FINAL_FROM:
+        return Whole(outcome.status, (*sendable(outcome.headers), REPLAYED_MARK), outcome.body)
     members: dict[str, object] = {"result": "completed", "proceed": False, "operation_id": answer.operation_id}
     members |= {"committed_at": answer.committed_at, "expires_at": answer.expires_at}
     members["outcome"] = outcome_body(outcome, Dialect.JSON)

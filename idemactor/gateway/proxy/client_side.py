@@ -38,6 +38,7 @@ class ClientAnswer:
         began: Whether a final status was written, or would have been.
         gone: Whether the client left, or did not read.
         keep_alive: Whether the connection can take another request.
+        cut: Whether the answer ends unfinished.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class ClientAnswer:
     ) -> None:
         self.began = False
         self.gone = False
+        self.cut = False
         self.keep_alive = keep_alive
         self._stream = stream
         self._head = head
@@ -104,8 +106,9 @@ class ClientAnswer:
         await self._flush()
 
     def abort(self) -> None:
-        """The answer ends here, unfinished: the connection is closed, so that nobody takes it for the whole."""
+        """The answer ends here, unfinished: the connection is reset, so that nobody takes it for the whole."""
         self.keep_alive = False
+        self.cut = True
 
     def _put_head(self, status: int, reason: bytes, headers: Sequence[tuple[str, str]]) -> None:
         if not self.keep_alive:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from email.utils import formatdate
@@ -30,6 +32,8 @@ AHEAD_BYTES_MAX: Final = 65_536
 _MS_PER_S: Final = 1_000
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER of no seconds (socket(7)): what is not sent yet is thrown away."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CODES: Final = {413: Code.TOO_LARGE, 503: Code.OVERLOADED}
 
@@ -126,7 +130,15 @@ class ProxyConnection:
         except Refused as refused:
             await self._refuse(refused, client)
             return False
+        if client.cut:
+            self._reset()
         return client.keep_alive and not self._draining
+
+    def _reset(self) -> None:
+        """Close so that it is no end: an answer without a length would pass for a whole one."""
+        if isinstance(self._stream, trio.SocketStream):
+            self._stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        self._ended = True
 
     def _conversation(self, head: RequestHead, client: ClientAnswer, reader: BodyReader) -> Conversation:
         keeps_alive = client.keep_alive

@@ -6,6 +6,7 @@ None of it lives in a client's connection: a client that leaves changes nothing 
 from __future__ import annotations
 
 import logging
+import math
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -26,6 +27,7 @@ from idemactor.core.replies import (
     Unknown,
 )
 from idemactor.gateway.proxy.limits import (
+    ANSWER_MS_MIN,
     RENEWAL_MS_MIN,
     RENEWALS_PER_LEASE,
     RETRY_MS,
@@ -64,12 +66,14 @@ class LeaseKeeper:
         self._router = router
         self._leases: set[Lease] = set()
         self._changed = trio.Event()
+        self._wakes_at = 0.0
 
     def hold(self, lease: Lease) -> None:
         """Renew ``lease`` from now on."""
         lease.renew_at = trio.current_time() + self._interval_s(lease)
         self._leases.add(lease)
-        self._changed.set()
+        if lease.renew_at < self._wakes_at:
+            self._changed.set()
 
     def drop(self, lease: Lease) -> None:
         """No more."""
@@ -79,8 +83,8 @@ class LeaseKeeper:
         """Renew, for ever."""
         while True:
             self._changed = trio.Event()
-            next_at = min((lease.renew_at for lease in self._leases), default=trio.current_time() + 3_600)
-            with trio.move_on_at(next_at):
+            self._wakes_at = min((lease.renew_at for lease in self._leases), default=math.inf)
+            with trio.move_on_at(self._wakes_at):
                 await self._changed.wait()
             self._renew(trio.current_time())
 
@@ -125,8 +129,9 @@ class Desk:
         gives_up_at = trio.current_time() + patience_ms / _MS_PER_S
         rest_ms = RETRY_MS
         while True:
-            wait_until = gives_up_at + command.wait_ms / _MS_PER_S
-            answer = await self._ask(command, wait_until, keep=keep)
+            # However short the patience is, a shard that is well has the time to answer.
+            until = max(gives_up_at, trio.current_time() + ANSWER_MS_MIN / _MS_PER_S)
+            answer = await self._ask(command, until + command.wait_ms / _MS_PER_S, keep=keep)
             left_s = gives_up_at - trio.current_time()
             if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0 or self.closing:
                 return answer

@@ -54,6 +54,7 @@ _NOT_TRUSTED: Final = frozenset(
     {*_FORWARDED, "forwarded", "x-real-ip", "x-forwarded-port", "x-forwarded-prefix", "x-forwarded-server"}
 )
 
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BARE_KEY: Final = re.compile(r"[!#-+\--:<-~]+")
 _QUOTABLE: Final = re.compile(r"[ -~]+")
 
@@ -185,11 +186,25 @@ def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pair
     return tuple(pair for pair in pairs if pair[0].lower() in allowed)
 
 
+def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
+    """What can leave of stored fields, which may have come over another door: no framing, and nothing malformed."""
+    return tuple(
+        pair for pair in headers if pair[0].lower() not in NEVER_REPLAYED and _TOKEN.fullmatch(pair[0]) is not None
+    )
+
+
 def without(headers: Iterable[tuple[str, str]], *names: str) -> Pairs:
     """Without the fields of these names, given in lower case."""
     return tuple(pair for pair in headers if pair[0].lower() not in names)
 
 
 def encoded(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
-    """The bytes they came as."""
-    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+    """The bytes they came as; what came as other text than that of a connection leaves as UTF-8."""
+    return [(_bytes(name), _bytes(value)) for name, value in headers]
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return text.encode("latin-1")
+    except UnicodeEncodeError:
+        return text.encode()

@@ -20,6 +20,8 @@ WRITE_BYTES: Final = 65_536
 """An answer is written in pieces of this size, so that a slow client that does read is not cut off."""
 INFORMATIONAL_MAX: Final = 16
 """How many 1xx may come before one answer."""
+ANSWER_MS_MIN: Final = 1_000
+"""How long a shard has for one answer, whatever patience its namespace has with one that cannot."""
 SETTLE_MS_MAX: Final = 300_000
 """How long it is tried, after its client was answered, to tell a shard what became of an attempt."""
 SETTLING_MAX: Final = 10_000

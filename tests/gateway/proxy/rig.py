@@ -32,6 +32,7 @@ LEASE_MS = 30_000
 POLICIES = {
     "default": Policy(lease_ms=LEASE_MS, on_lease_expiry=OnLeaseExpiry.HOLD, lease_total_max_ms=3_600_000),
     "retry": Policy(lease_ms=LEASE_MS, on_lease_expiry=OnLeaseExpiry.RETRY),
+    "hasty": Policy(lease_ms=LEASE_MS, unavailable_after_ms=0),
     "small": Policy(lease_ms=LEASE_MS, outcome_max_bytes=100),
     "open": Policy(lease_ms=LEASE_MS, on_unavailable=OnUnavailable.OPEN),
 }

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from idemactor.core.commands import Reserve, Resolve, Verdict
+from idemactor.core.commands import Commit, Reserve, Resolve, Verdict
 from idemactor.core.keys import Identity
 from idemactor.core.record import Outcome, State
 from idemactor.core.replies import Completed, Reserved
@@ -382,6 +382,30 @@ def test_what_a_repeat_is_told_without_a_stored_answer(outcome: Outcome | None) 
         assert (members.get("code"), members.get("status")) == (
             ("IDEMPOTENCY_DUPLICATE", 409) if status > 400 else (None, None)
         )
+
+
+async def test_an_outcome_that_came_over_another_door_is_sent_as_far_as_it_can_be(autojump_clock: MockClock) -> None:
+    pairs = (("X-Name", "schl\u00fcssel \u20ac"), ("bad name", "x"), ("Transfer-Encoding", "chunked"), ("A", "b"))
+    async with proxying(autojump_clock) as proxy:
+        for key, status in (("a", 201), ("b", 100)):
+            granted = await proxy.ask(Reserve(Identity("default", "default", key)))
+            assert isinstance(granted, Reserved)
+            await proxy.ask(Commit(Identity("default", "default", key), granted.token, Outcome(status, pairs, b"x")))
+        told = await proxy.call(key="a")
+        assert (told.status, told.body, told.header("Transfer-Encoding"), told.header("A")) == (201, b"x", [], ["b"])
+        assert told.header("X-Name")[0].encode("latin-1").decode() == "schl\u00fcssel \u20ac"
+        assert result_of(await proxy.call(key="b")) == "completed"
+        assert not proxy.upstream.requests
+
+
+async def test_a_namespace_without_patience_is_answered_all_the_same(autojump_clock: MockClock) -> None:
+    async def slow(_batch: Batch) -> None:
+        await trio.sleep(0.5)
+
+    async with proxying(autojump_clock, replace(ROUTE, namespace="hasty")) as proxy:
+        for disk in proxy.rig.disks:
+            disk.before_commit = slow
+        assert (await proxy.call()).status == 200
 
 
 async def test_the_head_has_to_come_in_time(autojump_clock: MockClock) -> None:
