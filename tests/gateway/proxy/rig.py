@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,10 +18,12 @@ from idemactor.core.keys import Identity
 from idemactor.core.policy import OnLeaseExpiry, OnUnavailable, Policy
 from idemactor.core.record import Record
 from idemactor.core.replies import Found
+from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings
 from idemactor.gateway.proxy.headers import encoded
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Origin, Route
+from idemactor.gateway.source import Source
 from idemactor.server.auth import TokenEntry
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
@@ -169,7 +171,9 @@ class Client:
         *,
         key: str | None = "k",
     ) -> None:
-        own = [("Host", "shop.test"), ("Content-Length", str(len(body)))]
+        own = [("Content-Length", str(len(body)))]
+        if all(name.lower() != "host" for name, _ in headers):
+            own.append(("Host", "shop.test"))
         if key is not None:
             own.append(("Idempotency-Key", key))
         data = self._protocol.send(h11.Request(method=method, target=target, headers=encoded([*own, *headers])))
@@ -281,9 +285,11 @@ async def proxying(
     tokens: Sequence[TokenEntry] = (),
     run: bool = True,
     trusted: Sequence[str] = (),
+    sources: Mapping[str, Source] = SHIPPED,
 ) -> AsyncIterator[Proxy]:
     """A proxy with ``routes``, by default the one for orders."""
-    async with running(clock, policies=POLICIES, tokens=tokens, run=run) as rig, trio.open_nursery() as nursery:
+    shards = running(clock, policies=POLICIES, tokens=tokens, run=run, sources=sources)
+    async with shards as rig, trio.open_nursery() as nursery:
         upstream = FakeUpstream(nursery, behaviour)
         settings = ProxySettings(routes or (ROUTE,), limits or ProxyLimits(), trusted)
         door = ProxyDoor(rig.context, settings, lambda: 0x1234, upstream.connect)
