@@ -13,13 +13,14 @@ import trio
 from idemactor.errors import Code, RequestError
 from idemactor.gateway.proxy import answers
 from idemactor.gateway.proxy.attempt import Attempt, Office, pass_on
+from idemactor.gateway.proxy.connecting import Connect
 from idemactor.gateway.proxy.connection import Conversation, ProxyConnection
 from idemactor.gateway.proxy.desk import Desk, LeaseKeeper
 from idemactor.gateway.proxy.forward import Forwarder
 from idemactor.gateway.proxy.headers import Peer, TrustedPeers, without
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import AmbiguousPath, Origin, Route, RouteAuth, Routes
-from idemactor.gateway.proxy.upstream import Connect, Upstream
+from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.resolve import NoKey, Resolved, resolve
 from idemactor.gateway.source import Source

@@ -18,6 +18,7 @@ from typing import Final
 import h11
 import trio
 
+from idemactor.gateway.proxy.connecting import Connect, connector
 from idemactor.gateway.proxy.headers import Pairs, encoded
 from idemactor.gateway.proxy.limits import INFORMATIONAL_MAX, READ_BYTES, ProxyLimits
 from idemactor.gateway.proxy.routes import Origin
@@ -28,8 +29,6 @@ before it has read it all, and neither would go on."""
 
 _MS_PER_S: Final = 1_000
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
-
-Connect = Callable[[Origin], Awaitable[trio.abc.Stream]]
 
 
 class NotSent(Exception):
@@ -212,7 +211,7 @@ class Upstream:
     def __init__(self, origin: Origin, limits: ProxyLimits, connect: Connect | None = None) -> None:
         self._origin = origin
         self._limits = limits
-        self._connect = connect or (_TlsConnect() if origin.scheme == "https" else connect_plain)
+        self._connect = connect or connector(origin)
         self._slots = trio.Semaphore(limits.concurrent_max)
         self._idle: list[_Link] = []
 
@@ -303,27 +302,3 @@ class Upstream:
     async def _close(links: list[_Link]) -> None:
         for link in links:
             await trio.aclose_forcefully(link.stream)
-
-
-async def connect_plain(origin: Origin) -> trio.abc.Stream:
-    """A TCP or Unix connection. Raises: OSError."""
-    if origin.unix:
-        return await trio.open_unix_socket(origin.unix)
-    return await trio.open_tcp_stream(origin.host, origin.port)
-
-
-class _TlsConnect:
-    """TLS with the authorities that the machine trusts; the handshake is part of connecting."""
-
-    def __init__(self) -> None:
-        self._context = ssl.create_default_context()
-
-    async def __call__(self, origin: Origin) -> trio.abc.Stream:
-        transport = await connect_plain(origin)
-        stream = trio.SSLStream(transport, self._context, server_hostname=origin.host, https_compatible=True)
-        try:
-            await stream.do_handshake()
-        except BaseException:
-            await trio.aclose_forcefully(stream)
-            raise
-        return stream
