@@ -138,6 +138,12 @@ class ClientAnswer:
             self.keep_alive = False
 
 
+def rendered(answer: Whole) -> bytes:
+    """An answer to whoever is not let in; the connection is closed after it."""
+    headers = [*answer.headers, ("Content-Length", str(len(answer.body))), ("Connection", "close")]
+    return _lines(answer.status, b"", headers) + answer.body
+
+
 def _lines(status: int, reason: bytes, headers: Sequence[tuple[str, str]]) -> bytes:
     # A server says which version it speaks, not in which it was asked (RFC 9112, section 2.3).
     lines = [b"HTTP/1.1 %d %b" % (status, reason or _phrase(status))]

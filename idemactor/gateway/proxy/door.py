@@ -13,12 +13,13 @@ import trio
 from idemactor.errors import Code, RequestError
 from idemactor.gateway.proxy import answers
 from idemactor.gateway.proxy.attempt import Attempt, Office, pass_on
+from idemactor.gateway.proxy.client_side import rendered
 from idemactor.gateway.proxy.connecting import Connect
 from idemactor.gateway.proxy.connection import Conversation, ProxyConnection
 from idemactor.gateway.proxy.desk import Desk, LeaseKeeper
 from idemactor.gateway.proxy.forward import Forwarder
 from idemactor.gateway.proxy.headers import Peer, TrustedPeers, without
-from idemactor.gateway.proxy.limits import ProxyLimits
+from idemactor.gateway.proxy.limits import RETRY_MS_MAX, ProxyLimits
 from idemactor.gateway.proxy.routes import AmbiguousPath, Origin, Route, RouteAuth, Routes
 from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.request import RawRequest
@@ -34,6 +35,11 @@ DOOR: Final = "gateway"
 """What metrics and the ready line call it."""
 
 _log = logging.getLogger(__name__)
+
+
+_FULL: Final = answers.of_error(
+    RequestError(Code.OVERLOADED, "Too many connections are open.", retry_after_ms=RETRY_MS_MAX)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +117,12 @@ class ProxyDoor:
                 async with trio.open_nursery() as telling:
                     self._open(background, telling)
                     await serve_listeners(
-                        listeners, self.handle, limits=limits, observer=observer, task_status=task_status
+                        listeners,
+                        self.handle,
+                        limits=limits,
+                        observer=observer,
+                        refusal=rendered(_FULL),
+                        task_status=task_status,
                     )
                 for upstream in self._upstreams.values():
                     await upstream.aclose()

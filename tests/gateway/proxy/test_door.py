@@ -16,8 +16,11 @@ from idemactor.core.commands import Commit, Reserve, Resolve, Verdict
 from idemactor.core.keys import Identity
 from idemactor.core.record import Outcome, State
 from idemactor.core.replies import Completed, Reserved
+from idemactor.errors import Code
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy import answers
 from idemactor.gateway.proxy.answers import replay
+from idemactor.gateway.proxy.client_side import rendered
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, RouteAuth, SuccessRule
 from idemactor.gateway.source import Answers
@@ -689,6 +692,15 @@ async def test_limits_of_a_request(autojump_clock: MockClock) -> None:
         told = await proxy.call(body=b"x" * 11)
         assert (told.status, json.loads(told.body)["code"]) == (413, "IDEMPOTENCY_TOO_LARGE")
         assert (await proxy.call(body=b"x" * 10)).status == 200
+
+
+def test_who_is_not_let_in_is_told() -> None:
+    got = rendered(answers.of_status(503, Code.OVERLOADED, "Full."))
+    head, _, body = got.partition(b"\r\n\r\n")
+    fields = head.split(b"\r\n")
+    assert fields[0] == b"HTTP/1.1 503 Service Unavailable"
+    assert {f"Content-Length: {len(body)}".encode(), b"Connection: close"} <= set(fields)
+    assert json.loads(body)["code"] == "IDEMPOTENCY_OVERLOADED"
 
 
 async def test_slow_clients_are_let_go(autojump_clock: MockClock) -> None:
