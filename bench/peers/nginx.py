@@ -97,6 +97,7 @@ def _serving(directory: Path, port: int, servers: str) -> Iterator[Nginx]:
     config.write_text(user + CONFIG.format(directory=directory, servers=servers))
     command = [str(program("nginx")), "-c", str(config), "-p", str(directory), "-e", str(log)]
     with running(command, log=log) as process:
-        wait_until(lambda: accepts(port), process, log)
-        [worker] = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        yield Nginx(port, int(worker))
+        # It listens before its worker is there.
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        wait_until(lambda: accepts(port) and bool(children.read_text()), process, log)
+        yield Nginx(port, int(children.read_text().split()[0]))
