@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import logging
-import random
 import resource
 import signal
 import time
@@ -21,7 +20,6 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
-from idemactor.core.ids import ENTROPY_BITS
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -45,6 +43,8 @@ from idemactor.server.listeners import (
 )
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.broom import Broom
+from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
 from idemactor.storage.base import Opened
@@ -167,11 +167,11 @@ def _ready_line(
 
 def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
     census = Census()
-    entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
+    entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
         for number, (engine, opened) in enumerate(engines)
     ]
 
@@ -232,7 +232,7 @@ def _proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
         return None
     warn(section.routes, context)
     settings = ProxySettings(section.routes, section.limits, section.trusted)
-    return ProxyDoor(context, settings, functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS))
+    return ProxyDoor(context, settings, system_entropy())
 
 
 def _connections_max(shards: int, has_proxy: bool) -> int:

@@ -7,14 +7,16 @@ from dataclasses import replace
 from typing import Final
 
 from idemactor.core.limits import DAY_MS
-from idemactor.gateway.source import Bucket, Format, Normaliser, Source
+from idemactor.gateway.source import Answers, Bucket, Format, Normaliser, Source
 from idemactor.gateway.verify import Scheme
 
 _HOUR_MS: Final = 3_600_000
 
 _AUTHORIZATION: Final = ("header:Authorization", "header:Cookie")
 
-_HTTP: Final = Source("http", secrets=_AUTHORIZATION)
+_HTTP: Final = Source("http", secrets=_AUTHORIZATION, answers=Answers(completed=409))
+"""Clients that send ``Idempotency-Key``. They wait for the operation's own answer: where none is stored, any other
+success would be taken for it."""
 
 _HOOX: Final = Source(
     "hoox",

@@ -72,7 +72,7 @@ async def read_members(request: Request, op: str) -> dict[str, object]:
         RequestError: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE or INVALID_REQUEST.
     """
     has_type = _check_type(request.headers)
-    body = await _read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
+    body = await read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
     if not body:
         return {}
     return members_of(body, has_type=has_type)
@@ -130,7 +130,12 @@ def _check_type(headers: Headers) -> bool:
     return True
 
 
-async def _read_body(request: Request, bytes_max: int) -> bytes:
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """The body of a request, read no further than it may be long.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
     if (request.content_length or 0) > bytes_max:
         raise _too_large(bytes_max)
     body = bytearray()

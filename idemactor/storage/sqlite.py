@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -18,14 +18,11 @@ from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.storage import sqlite_reads
 from idemactor.storage.base import Batch, CommitResult, Opened, RecordQuery, StoredIncident
-from idemactor.storage.pace import Pace
+from idemactor.storage.pace import Pace, Threads
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.sqlite_wal import Durability
 
 T = TypeVar("T")
-
-Threads = Literal["auto", "never", "always"]
-"""Where work runs: as the disk's speed has it; on the event loop (tests with a mock clock); in a thread."""
 
 THREADS_PER_SHARD: Final = 1
 """A shard does one thing at a time. A limiter of its own keeps it from waiting behind other users of threads."""
@@ -98,7 +95,12 @@ class SqliteEngine:
 
     async def load(self, identities: Sequence[Identity]) -> dict[Identity, Entry]:
         """The entries of those identities that have one."""
-        return await self._read(lambda: self._file.read(sqlite_reads.load, identities))
+        if self._in_thread(self._reads.slow):
+            return await self._read(lambda: self._file.read(sqlite_reads.load, identities))
+        started = perf_counter()
+        found = self._file.read(sqlite_reads.load, identities)
+        self._reads.observe(perf_counter() - started)
+        return found
 
     async def commit(self, batch: Batch) -> CommitResult:
         """Write a batch as one transaction."""

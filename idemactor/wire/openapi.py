@@ -9,6 +9,7 @@ from idemactor import __version__
 from idemactor.core.limits import KEY_CHARS_MAX
 from idemactor.wire.calls import INCIDENTS, RECORDS
 from idemactor.wire.fields import Field
+from idemactor.wire.openapi_gateways import gateway_paths
 from idemactor.wire.openapi_schemas import NAMESPACE, Schema, code_of, components, one_of, ref
 from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code
 from idemactor.wire.requests import OPERATOR_OPS
@@ -109,6 +110,7 @@ def document(version: str = __version__) -> dict[str, object]:
             **_operator_paths(),
             "/v1/{namespace}/key": {"post": _key()},
             "/v1/{namespace}/policy": {"get": _policy()},
+            **gateway_paths(_NAMESPACE_PARAMETER),
             "/v1/batch": {"post": _batch()},
             **_open_paths(),
         },

@@ -22,6 +22,7 @@ from idemactor.wire.answers import body_of, detail_of, http_status_of_code, poli
 from idemactor.wire.calls import CALLS, KEY
 from idemactor.wire.listings import incidents_walk, records_walk
 from idemactor.wire.openapi import document
+from idemactor.wire.openapi_gateways import METHODS
 from idemactor.wire.requests import BATCH_OPS, COMMAND_OPS, Dialect, Members, Scope, command_from, members_of
 from idemactor.wire.sourced import Resolved, Rule, key_body
 from tests.wire.samples import COMMITTED, INCIDENT, SAMPLES, Sample
@@ -88,6 +89,7 @@ def test_every_path_is_there() -> None:
     assert found == {
         *(route(op) for op in COMMAND_OPS),
         *(route(op) for op in ("records", "incidents", "acknowledge", "policy", "batch", "key")),
+        *((f"/v1/{{namespace}}/{name}", method) for name in ("authorize", "verdict") for method in METHODS),
         *((f"/{name}", "get") for name in ("livez", "readyz", "metrics", "openapi.json")),
     }
 
@@ -129,6 +131,16 @@ def test_filters() -> None:
 
     assert filters("records") == ["state", "contested", "older_than_ms", "cursor", "limit"]
     assert filters("incidents") == ["cursor", "limit"]
+
+
+def test_what_gateways_ask() -> None:
+    for name, needed in (("authorize", ["namespace"]), ("verdict", ["namespace", "X-Idemactor-Result"])):
+        for method in METHODS:
+            call = DOCUMENT["paths"][f"/v1/{{namespace}}/{name}"][method]
+            assert [p["name"] for p in call["parameters"] if p["required"]] == needed
+            taken = {p["name"]: jsonschema.Draft202012Validator(p["schema"]).is_valid for p in call["parameters"]}
+            assert [taken["deny"](text) for text in ("403", "answer", "200", "204")] == [True, True, False, False]
+            assert [taken["proceed"](text) for text in ("200", "204", "403", "answer")] == [True, True, False, False]
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
