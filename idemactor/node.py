@@ -22,6 +22,7 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -87,14 +88,22 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             authenticator = Authenticator(config.tokens, config.namespaces, resolver)
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
             context.sources = config.sources
-            async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
-                await _serve(context, http, rpc, _connections_max(directory.shards), announce)
+            async with (
+                _bound(config.http, ALPN_PROTOCOLS) as http,
+                _bound(config.rpc) as rpc,
+                _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
+            ):
+                proxy = _proxy(config, context)
+                connections_max = _connections_max(directory.shards, proxy is not None)
+                await _serve(context, http, rpc, gateway, proxy, connections_max, announce)
 
 
 async def _serve(
     context: ServerContext,
     http: Sequence[SocketListener],
     rpc: Sequence[SocketListener],
+    gateway: Sequence[SocketListener],
+    proxy: ProxyDoor | None,
     connections_max: int,
     announce: Callable[[str], None],
 ) -> None:
@@ -112,17 +121,30 @@ async def _serve(
                 observer = DoorObserver(context.observer, "rpc")
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
+            if proxy is not None:
+                accept = AcceptLimits(connections_max=connections_max)
+                await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
             _spare_the_collector()
-            announce(_ready_line(http, rpc))
+            announce(_ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
             await anext(aiter(signals))
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True
+            if proxy is not None:
+                await _drain(proxy, context.router)
             context.router.close()
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
+
+
+async def _drain(proxy: ProxyDoor, router: Router) -> None:
+    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
+    proxy.drain()
+    router.settle_only()
+    with trio.move_on_after(DRAIN_SECONDS_MAX):
+        await proxy.finished.wait()
 
 
 def _spare_the_collector() -> None:
@@ -132,8 +154,10 @@ def _spare_the_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -> str:
-    doors = (("http", http), ("rpc", rpc))
+def _ready_line(
+    http: Sequence[SocketListener], rpc: Sequence[SocketListener], gateway: Sequence[SocketListener]
+) -> str:
+    doors = (("http", http), ("rpc", rpc), ("gateway", gateway))
     words = [f"{name}={','.join(listener.address for listener in found)}" for name, found in doors if found]
     return " ".join(["idemactor ready", *words])
 
@@ -202,14 +226,26 @@ def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> Non
 # --------------------------------------------------------------------------------------------------------------- doors
 
 
-def _connections_max(shards: int) -> int:
-    """How many connections a door may have open: the shards' files must never go without a descriptor for them."""
+def _proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
+    section = config.gateway
+    if not section.door.bind:
+        return None
+    warn(section.routes, context)
+    settings = ProxySettings(section.routes, section.limits, section.trusted)
+    return ProxyDoor(context, settings, system_entropy())
+
+
+def _connections_max(shards: int, has_proxy: bool) -> int:
+    """How many connections a door may have open: the shards' files must never go without a descriptor for them.
+
+    The proxy counts twice: a request of a client's may need a connection to its upstream.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // 2
+    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // (4 if has_proxy else 2)
     return max(1, min(CONNECTIONS_MAX_DEFAULT, left)) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX_DEFAULT
 
 
