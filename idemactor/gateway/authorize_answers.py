@@ -33,6 +33,7 @@ from idemactor.core.replies import (
 )
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.gateway.authorize import PROCEED_DEFAULT, RESULT_HEADER, Question
+from idemactor.gateway.proxy.headers import REPLAYED, REPLAYED_MARK
 from idemactor.gateway.source import Answers
 from idemactor.server.http_answers import Told, problem_told, refused, told
 from idemactor.wire.answers import Answer, body_of, detail_of, refusal_of, retry_after_s
@@ -43,17 +44,6 @@ OPERATION_ID_HEADER: Final = "Idempotency-Operation-Id"
 """For the upstream: the operation that it is about to carry out."""
 TAKEOVER_HEADER: Final = "Idempotency-Takeover"
 """For the upstream: whether an earlier attempt may already have had its effect, ``true`` or ``false``."""
-REPLAYED_MARK: Final = ("Idempotent-Replayed", "true")
-
-REPLAYED: Final = frozenset(
-    {
-        *("content-encoding", "content-language", "content-location", "content-disposition", "content-digest"),
-        *("content-md5", "content-range", "repr-digest", "location", "link", "etag", "last-modified", "cache-control"),
-        *("expires", "vary", "allow", "retry-after"),
-    }
-)
-"""What is replayed of a stored answer beside its content type: what describes the answer, and no session's or
-connection's own."""
 
 RETRY_MS: Final = 1_000
 """When to ask again where the second step does not find any more what the first one decided on."""
