@@ -5,22 +5,30 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from dataclasses import dataclass
 from types import TracebackType
 
 from tests.system.clients import connect
+
+
+@dataclass
+class _Asked:
+    """The first line of what came last over a connection."""
+
+    line: bytes = b""
 
 
 class Relay:
     """A port that leads to ``target``.
 
     Attributes:
-        spare: How many of the answers to come are passed on before any is lost.
+        about: Only answers to a question with this in its first line are lost.
         lose: How many of the answers to come are lost: the question arrives, and the connection breaks.
         lost: How many were.
     """
 
     def __init__(self, target: str) -> None:
-        self.spare = 0
+        self.about = b""
         self.lose = 0
         self.lost = 0
         self._target = target
@@ -48,26 +56,25 @@ class Relay:
 
     def _carry(self, caller: socket.socket) -> None:
         with caller, contextlib.suppress(OSError), connect(self._target, timeout_s=60) as server:
-            threading.Thread(target=self._pass, args=(caller, server), daemon=True).start()
+            asked = _Asked()
+            threading.Thread(target=self._pass, args=(caller, server, asked), daemon=True).start()
             while data := server.recv(65_536):
-                if self._loses():
+                if self.about in asked.line and self._loses():
                     break
                 caller.sendall(data)
             # Closing alone would tell nobody while the other thread still reads.
             caller.shutdown(socket.SHUT_RDWR)
 
-    def _pass(self, source: socket.socket, target: socket.socket) -> None:
+    def _pass(self, source: socket.socket, target: socket.socket, asked: _Asked) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65_536):
+                asked.line = data.partition(b"\r\n")[0]
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
     def _loses(self) -> bool:
         with self._lock:
             if not self.lose:
-                return False
-            if self.spare:
-                self.spare -= 1
                 return False
             self.lose -= 1
             self.lost += 1
