@@ -17,6 +17,7 @@ def check(config: ServerConfig, tree: Table) -> Iterator[Problem]:
     ``tree`` says where they stand, and which were given: one that was given but wrong is already reported,
     and is not missed here a second time.
     """
+    yield from _check_workers(config, tree)
     yield from _check_binds(config, tree)
     for name, door in _doors(config):
         yield from _check_reach(name, door, tree)
@@ -26,6 +27,12 @@ def check(config: ServerConfig, tree: Table) -> Iterator[Problem]:
 
 def _doors(config: ServerConfig) -> tuple[tuple[str, DoorSection], ...]:
     return ("http", config.http), ("rpc", config.rpc)
+
+
+def _check_workers(config: ServerConfig, tree: Table) -> Iterator[Problem]:
+    shards, workers = config.server.shards, config.server.workers
+    if shards is not None and workers > shards:
+        yield _problem(tree, "server.workers", f"is {workers}, and there are {shards} shards: each worker needs one")
 
 
 def _check_binds(config: ServerConfig, tree: Table) -> Iterator[Problem]:

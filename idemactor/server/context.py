@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from idemactor.core.policy import Policy
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
+from idemactor.server.shard_map import ALONE, ShardMap
 from idemactor.shard.router import Router
 
 
@@ -23,6 +24,9 @@ class ServerContext:
         observer: Sees what happens at the doors.
         metrics: What ``/metrics`` shows; it should be among those that ``observer`` tells.
         now_ms: The shards' clock, milliseconds since the epoch.
+        shard_map: Which process owns which shard, and where it listens.
+        reports: Asks every worker for the text of its metrics, None for one that does not answer; None: there is only
+            this process.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
     """
 
@@ -32,4 +36,6 @@ class ServerContext:
     observer: Observer
     metrics: Metrics
     now_ms: Callable[[], int]
+    shard_map: ShardMap = ALONE
+    reports: Callable[[], Awaitable[dict[int, str | None]]] | None = None
     draining: bool = False

@@ -62,6 +62,7 @@ def build_app(context: ServerContext) -> QuartTrio:
     _route(app, "GET", "/v1/<namespace>/incidents", partial(views.listing, "incidents"))
     _route(app, "POST", "/v1/<namespace>/incidents/<incident_id>/acknowledge", views.acknowledge)
     _route(app, "GET", "/v1/<namespace>/policy", views.policy)
+    _route(app, "GET", "/v1/shards", views.shards)
     _route(app, "GET", "/livez", views.livez)
     _route(app, "GET", "/readyz", views.readyz)
     _route(app, "GET", "/metrics", views.metrics)
@@ -143,6 +144,9 @@ class _Views:
     async def policy(self, namespace: str) -> Response:
         return _response(told(operations.policy(self._scope(namespace, "policy"))))
 
+    async def shards(self) -> Response:
+        return _response(told(operations.shards(self._context, self._principal())))
+
     # ------------------------------------------------------------------------------------------------- the server's own
 
     async def livez(self) -> Response:
@@ -160,9 +164,7 @@ class _Views:
     async def metrics(self) -> Response:
         if not self._principal().may_read_metrics:
             raise forbidden("this token does not read metrics")
-        standings = await operations.inspect_shards(self._context)
-        exposition = self._context.metrics.render(standings, self._context.now_ms())
-        return Response(exposition, content_type=METRICS_TYPE)
+        return Response(await operations.exposition(self._context), content_type=METRICS_TYPE)
 
     async def openapi(self) -> Response:
         return _response(told(self._document))

@@ -138,6 +138,15 @@ class DataDirectory:
         """The database file of the journal of a shard's worker."""
         return self.path / journal_name(worker_of(shard, self.workers), self.workers)
 
+    def reread(self) -> None:
+        """Another process of the same owner may have handed out journals.
+
+        Raises:
+            StartError: See ``read_meta``.
+            OSError: See ``read_meta``.
+        """
+        self._meta = read_meta(self.path) or self._meta
+
     def claim(self, shards: Iterable[int]) -> None:
         """Own shards of a directory that several processes serve, until it is closed.
 

@@ -1,0 +1,161 @@
+"""What runs in the children: looking after the directory before there are workers, and being one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import trio
+
+from idemactor.config import ServerConfig
+from idemactor.core.clock import Clock
+from idemactor.core.keys import worker_of
+from idemactor.node import boottime_s, check_namespaces, connections_max, first_ms, make_shards, serve_doors
+from idemactor.observability import logs
+from idemactor.observability.log_observer import LogObserver
+from idemactor.observability.metrics import Metrics
+from idemactor.observability.observer import Observers
+from idemactor.server.auth import Authenticator
+from idemactor.server.context import ServerContext
+from idemactor.server.operations import INSPECT_MS_MAX
+from idemactor.shard.router import Place
+from idemactor.shard.start import Engines, open_engines, settle_journals
+from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.doors import Doors
+from idemactor.workers.census import SharedCensus
+from idemactor.workers.mesh import Mesh
+from idemactor.workers.peer import Peer
+from idemactor.workers.router import RemoteShard, WorkerRouter
+
+READY: Final = b"r"
+"""What a worker sends to the supervisor once it answers."""
+
+_MS_PER_S: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The one time of all workers, also of those that are started later: it was ``start_ms`` at ``boot_s``.
+
+    Attributes:
+        start_ms: Milliseconds since the epoch.
+        boot_s: The clock of ``node.boottime_s`` then, seconds.
+    """
+
+    start_ms: int
+    boot_s: float
+
+    def clock(self, latest_ms: int) -> Clock:
+        """A clock that shows that time, and nothing before ``latest_ms``, which is on disk."""
+        passed_ms = math.ceil((boottime_s() - self.boot_s) * _MS_PER_S)
+        return Clock(max(self.start_ms + passed_ms, latest_ms), boottime_s)
+
+    def to_bytes(self) -> bytes:
+        """For the way to the supervisor."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Epoch:
+        """The reverse."""
+        return cls(**json.loads(data))
+
+
+def prepare(config: ServerConfig, directory: DataDirectory, tell: Callable[[bytes], None]) -> None:
+    """Look after the whole directory, before anybody serves any of it; tells the ``Epoch``.
+
+    Raises:
+        StartError: It cannot be served as it is; the message says the way out.
+    """
+    directory.claim(range(directory.shards))
+    tell(trio.run(_prepare, config, directory).to_bytes())
+
+
+async def _prepare(config: ServerConfig, directory: DataDirectory) -> Epoch:
+    await settle_journals(directory, config.server.durability.value, config.server.workers)
+    async with open_engines(directory, config.server.durability.value) as engines:
+        epoch = Epoch(first_ms(config, [opened for _, opened in engines]), boottime_s())
+        await check_namespaces(config, engines, epoch.start_ms)
+    return epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What every worker is given.
+
+    Attributes:
+        config: The configuration.
+        directory: The directory, owned; each worker claims its own shards in it.
+        doors: Where callers come in.
+        sockets: Where the other workers come in, by worker.
+        epoch: The time.
+    """
+
+    config: ServerConfig
+    directory: DataDirectory
+    doors: Doors
+    sockets: Sequence[socket.socket]
+    epoch: Epoch
+
+
+def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None:
+    """Be a worker until SIGTERM.
+
+    Raises:
+        StartError: A shard cannot be opened.
+    """
+    logs.configure(given.config.log.level, worker=worker)
+    for number, sock in enumerate(given.sockets):
+        if number != worker:
+            sock.close()
+    shards = range(given.directory.shards)
+    mine = [shard for shard in shards if worker_of(shard, given.config.server.workers) == worker]
+    given.directory.claim(mine)
+    trio.run(_work, given, worker, mine, tell)
+
+
+async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]) -> None:
+    async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
+        await _serve(given, worker, mine, engines, tell)
+
+
+async def _serve(
+    given: Inheritance, worker: int, mine: Sequence[int], engines: Engines, tell: Callable[[bytes], None]
+) -> None:
+    config, directory = given.config, given.directory
+    metrics, census = Metrics(), SharedCensus()
+    observer = Observers(metrics, LogObserver())
+    clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
+    others = [number for number in range(config.server.workers) if number != worker]
+    peers = {number: Peer(worker, number, census, metrics.counted) for number in others}
+    own = dict(
+        zip(mine, make_shards(config, dict(zip(mine, engines, strict=True)), clock, observer, census), strict=True)
+    )
+
+    def place(shard: int) -> Place:
+        return own.get(shard) or RemoteShard(shard, peers[worker_of(shard, config.server.workers)])
+
+    router = WorkerRouter([place(shard) for shard in range(directory.shards)], list(peers.values()), observer)
+    mesh = Mesh(worker, peers, given.sockets[worker], directory.path, router, census)
+
+    async def reports() -> dict[int, str | None]:
+        return {worker: metrics.counted(), **await mesh.reports(INSPECT_MS_MAX)}
+
+    context = ServerContext(
+        router,
+        config.namespaces,
+        Authenticator(config.tokens, config.namespaces),
+        observer,
+        metrics,
+        clock.now_ms,
+        given.doors.shard_map(directory.shards, worker),
+        reports,
+    )
+    ready = functools.partial(tell, READY)
+    async with mesh.running():
+        http, rpc = given.doors.http.of(worker), given.doors.rpc.of(worker)
+        await serve_doors(context, http, rpc, connections_max(len(mine)), lambda _: ready())
