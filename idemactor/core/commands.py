@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.policy import OnDuplicate
 from idemactor.core.record import Outcome
+from idemactor.core.values import slotted
 
 
 class Verdict(enum.StrEnum):
@@ -18,7 +18,7 @@ class Verdict(enum.StrEnum):
     RELEASED = "released"
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Reserve:
     """Ask to be the one holder of a key. Times in milliseconds; None means the namespace's setting."""
 
@@ -33,7 +33,7 @@ class Reserve:
     on_duplicate: OnDuplicate | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Accept:
     """Reserve and commit in one step."""
 
@@ -47,7 +47,7 @@ class Accept:
     outcome: Outcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Commit:
     """The effect happened; ``token`` proves whose attempt it was."""
 
@@ -57,7 +57,7 @@ class Commit:
     ttl_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Release:
     """The effect did not happen: free the key."""
 
@@ -66,7 +66,7 @@ class Release:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Extend:
     """The holder is still at work: its lease ends ``lease_ms`` from now."""
 
@@ -75,7 +75,7 @@ class Extend:
     lease_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Doubt:
     """The attempt ended and nobody knows whether the effect happened."""
 
@@ -84,7 +84,7 @@ class Doubt:
     reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Resolve:
     """Somebody found out what became of an operation in doubt."""
 
@@ -94,14 +94,14 @@ class Resolve:
     outcome: Outcome | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Get:
     """Look at a key and change nothing."""
 
     identity: Identity
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Forget:
     """Drop everything about a key; ``force`` also where it is pending or in doubt."""
 

@@ -27,7 +27,7 @@ Three things come before the table: time (``at``), a mismatch of fingerprints, a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import assert_never
 
 from idemactor.core import limits
@@ -71,9 +71,10 @@ from idemactor.core.replies import (
     Unsettled,
     Withdrawn,
 )
+from idemactor.core.values import slotted
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Fresh:
     """What a grant uses up.
 
@@ -88,7 +89,7 @@ class Fresh:
     room: bool
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Decision:
     """What one command did.
 

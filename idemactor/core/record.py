@@ -7,10 +7,10 @@ tombstone (what the latest released attempt left). Both may stand side by side.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
+from idemactor.core.values import slotted
 
 
 class State(enum.IntEnum):
@@ -22,7 +22,7 @@ class State(enum.IntEnum):
     COMMITTED = 3
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Outcome:
     """What a committed operation answered.
 
@@ -49,7 +49,7 @@ class Outcome:
         return Outcome(self.status, omitted=True)
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class EarlierToken:
     """The token of an attempt that was given up for dead; ``reported`` once it left an incident."""
 
@@ -57,7 +57,7 @@ class EarlierToken:
     reported: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Record:
     """One operation and its latest attempt. Times are milliseconds since the epoch, UTC.
 
@@ -102,7 +102,7 @@ class Record:
         return self.attempt > 1
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Tombstone:
     """What the latest released attempt left: it recognises late repeats of that attempt's calls."""
 
@@ -113,7 +113,7 @@ class Tombstone:
     reported: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Entry:
     """All that a shard holds of one key.
 
@@ -132,7 +132,7 @@ class Entry:
     alarm_at: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Incident:
     """A proof that something may have happened twice, kept until an operator acknowledges it.
 

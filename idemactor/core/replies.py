@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from idemactor.core.record import Outcome, Record
+from idemactor.core.values import slotted
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Reserved:
     """Go on: this caller holds the key until ``lease_expires_at``."""
 
@@ -25,7 +24,7 @@ class Reserved:
         return self.attempt > 1
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Accepted:
     """Go on: the key is committed for this caller."""
 
@@ -40,7 +39,7 @@ class Accepted:
         return self.attempt > 1
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Completed:
     """It was done before; ``rejected`` where the answer to a duplicate is a refusal."""
 
@@ -51,7 +50,7 @@ class Completed:
     rejected: bool
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class InFlight:
     """Somebody else holds the key."""
 
@@ -62,7 +61,7 @@ class InFlight:
     retry_after_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class InDoubt:
     """Nobody knows whether the effect happened; somebody has to resolve it."""
 
@@ -74,17 +73,17 @@ class InDoubt:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Mismatch:
     """The key stands for another payload. Says nothing of the stored one."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Withdrawn:
     """A late repeat of the reserve of a released attempt: its ``result`` is ``released``, and it grants nothing."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Committed:
     """The outcome is kept and blocks until ``expires_at``."""
 
@@ -92,35 +91,35 @@ class Committed:
     repeated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Released:
     """The key is free."""
 
     repeated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Extended:
     """The lease ends at ``lease_expires_at``."""
 
     lease_expires_at: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Doubted:
     """The key is in doubt, as the holder said; its ``result`` is ``in_doubt``."""
 
     repeated: bool
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Stale:
     """The token is not the latest attempt's; ``attempt`` is the present one, None where there is none."""
 
     attempt: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class AlreadyCommitted:
     """Too late to undo: the record stays as it is."""
 
@@ -128,12 +127,12 @@ class AlreadyCommitted:
     expires_at: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Unknown:
     """There is no record of the key."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Found:
     """The record as time has it now."""
 
@@ -141,36 +140,36 @@ class Found:
     record: Record
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Forgotten:
     """Everything about the key is gone."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class NothingToForget:
     """Neither a record nor a tombstone is there to be forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Unsettled:
     """The key is pending or in doubt and is not forgotten without ``force``."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class QuotaExceeded:
     """The tenant has ``records_max`` keys in this namespace; a new one is refused."""
 
     records_max: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Overloaded:
     """The command was not taken: the mailbox is full, or the server shuts down."""
 
     retry_after_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Unavailable:
     """The shard cannot answer; nothing is known of what became of the command."""
 

@@ -61,6 +61,8 @@ EVICT_AFTER_MS_DEFAULT: Final = 300_000
 SLEEP_MS_MAX: Final = 3_600_000
 """The longest that a shard sleeps at a time."""
 
+_MS_PER_S: Final = 1_000
+
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
@@ -163,9 +165,12 @@ class Shard:
     async def run(self) -> None:
         """Serve until ``close``."""
         try:
-            while not self._closing or len(self._mailbox) or self._waiting():
-                await self._mailbox.wait(self._sleep_ms() / 1000)
-                await self._turn()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._mailbox.run_timer)
+                while not self._closing or len(self._mailbox) or self._waiting():
+                    await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
+                    await self._turn()
+                nursery.cancel_scope.cancel()
         finally:
             self._ledger = None
             with trio.CancelScope(shield=True):

@@ -12,6 +12,7 @@ import trio
 from idemactor.core.commands import Command
 from idemactor.core.queries import Finding, Query
 from idemactor.core.replies import Reply
+from idemactor.shard.timer import Timer
 
 Answer = Reply | Finding
 """What a shard answers."""
@@ -50,6 +51,7 @@ class Mailbox:
         self._size_max = size_max
         self._reader: trio.lowlevel.Task | None = None
         self._rung = False
+        self._timer = Timer(self.ring)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -80,21 +82,24 @@ class Mailbox:
         else:
             self._rung = True
 
-    async def wait(self, timeout_s: float) -> None:
-        """Sleep until something is in the box, somebody rings, or ``timeout_s`` is over."""
+    async def wait(self, until: float) -> None:
+        """Sleep until something is in the box, somebody rings, or it is ``until`` by trio's clock, seconds.
+
+        Time only rings while ``run_timer`` runs, and it may do so early.
+        """
         if self._queue or self._rung:
             self._rung = False
             await trio.lowlevel.checkpoint()
             return
-        with trio.move_on_after(timeout_s):
-            await self._sleep()
-
-    async def _sleep(self) -> None:
+        self._timer.set(until)
         self._reader = trio.lowlevel.current_task()
-
-        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
-            self._reader = None
-            return trio.lowlevel.Abort.SUCCEEDED
-
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        await trio.lowlevel.wait_task_rescheduled(self._abort)
         self._rung = False
+
+    async def run_timer(self) -> None:
+        """Let time ring, until cancelled."""
+        await self._timer.run()
+
+    def _abort(self, _raise_cancel: object) -> trio.lowlevel.Abort:
+        self._reader = None
+        return trio.lowlevel.Abort.SUCCEEDED

@@ -12,7 +12,7 @@ while it is being cancelled: the lead may come to it, and a write goes on in its
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Literal, TypeVar
 
 import trio
@@ -37,7 +37,22 @@ class _Slot:
     row: Row
     result: CommitResult = CommitResult.UNKNOWN
     leads: bool = False
-    ready: trio.Event = field(default_factory=trio.Event)
+    sleeper: trio.lowlevel.Task | None = None
+
+    async def wait(self) -> None:
+        """Sleep until ``wake``; being cancelled changes nothing."""
+        self.sleeper = trio.lowlevel.current_task()
+        await trio.lowlevel.wait_task_rescheduled(_stay)
+
+    def wake(self) -> None:
+        """Let the batch's shard go on. Harmless where it leads, or was woken before."""
+        if self.sleeper is not None:
+            sleeper, self.sleeper = self.sleeper, None
+            trio.lowlevel.reschedule(sleeper)
+
+
+def _stay(_raise_cancel: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
 
 
 class Journal:
@@ -112,12 +127,12 @@ class Journal:
         self._last_seq += 1
         slot = _Slot(Row(self._last_seq, shard, previous, body))
         self._waiting.append(slot)
-        with trio.CancelScope(shield=True):
-            if self._led:
-                await slot.ready.wait()
-            else:
-                self._led = slot.leads = True
-            if slot.leads:
+        if self._led:
+            await slot.wait()
+        else:
+            self._led = slot.leads = True
+        if slot.leads:
+            with trio.CancelScope(shield=True):
                 await self._lead()
         return slot.result, slot.row.seq
 
@@ -154,8 +169,12 @@ class Journal:
         finally:
             # Also where no thread could be had: nobody waits for an answer that will not come.
             for slot in group:
-                slot.ready.set()
+                slot.wake()
             self._hand_over()
+        if len(group) > 1:
+            # Those who joined go on in the next round of the loop, and so does the leader: the answers of a group
+            # leave together, and what they bring back comes together, instead of in ever smaller groups.
+            await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def _write(self, group: list[_Slot]) -> None:
         done, self._done = self._done, {}
@@ -177,7 +196,7 @@ class Journal:
         if self._waiting:
             follower = self._waiting[0]
             follower.leads = True
-            follower.ready.set()
+            follower.wake()
 
     async def _run(self, work: Callable[[], T], *, thread: bool) -> T:
         if self._threads == "never" or (self._threads == "auto" and not thread):

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import trio
+
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.errors import StorageError
@@ -169,6 +171,8 @@ class JournaledEngine:
     async def maintain(self) -> None:
         """Write the file behind once enough has come together. A failure shows at the next commit."""
         if not self._broken and self._due():
+            # Answers of other shards may be durable by now, and leave before this one's file is written.
+            await trio.lowlevel.cancel_shielded_checkpoint()
             await self._write()
         await self._inner.maintain()
         await self._journal.maintain()

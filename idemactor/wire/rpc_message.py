@@ -6,12 +6,12 @@ Whatever leaves the msgid readable is answered on that msgid; what is no request
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeAlias
 
 import msgpack
 
 from idemactor.core.limits import FRAME_BYTES_MAX, NESTING_MAX, VALUES_MAX
+from idemactor.core.values import slotted
 from idemactor.errors import IdemactorError
 
 REQUEST: Final = 0
@@ -31,7 +31,7 @@ class _Flaw(Exception):
     """What is wrong with a request that can still be answered."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Request:
     """One call. ``params`` is its one map: names are text, the rest is as MessagePack had it.
 
@@ -44,7 +44,7 @@ class Request:
     params: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class BadRequest:
     """A call that could be read well enough to be answered, and no better; ``detail`` never quotes it."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -36,70 +37,80 @@ def test_taking_goes_in_order_and_in_steps() -> None:
     assert [box.take(2), box.take(2), box.take(2), box.take(2)] == [sent[:2], sent[2:4], sent[4:], []]
 
 
+@asynccontextmanager
+async def timed(size_max: int) -> AsyncIterator[Mailbox]:
+    """A mailbox that time rings, too."""
+    box = Mailbox(size_max)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(box.run_timer)
+        yield box
+        nursery.cancel_scope.cancel()
+
+
 @on_mock_time
 async def test_mail_that_came_before_the_reader_slept_does_not_let_it_sleep() -> None:
-    box = Mailbox(10)
-    box.put(letters(1))
-    await box.wait(100)
-    assert trio.current_time() == 0
+    async with timed(10) as box:
+        box.put(letters(1))
+        await box.wait(100)
+        assert trio.current_time() == 0
 
 
 @on_mock_time
 async def test_mail_that_the_reader_has_not_taken_keeps_it_awake() -> None:
-    box = Mailbox(10)
-    box.put(letters(3))
-    await box.wait(100)
-    box.take(1)
-    await box.wait(100)
-    assert trio.current_time() == 0
+    async with timed(10) as box:
+        box.put(letters(3))
+        await box.wait(100)
+        box.take(1)
+        await box.wait(100)
+        assert trio.current_time() == 0
 
 
 @pytest.mark.parametrize("wake", [lambda box: box.ring(), lambda box: box.put(letters(1))], ids=["ring", "put"])
 @on_mock_time
 async def test_a_sleeping_reader_is_woken(wake: Callable[[Mailbox], object]) -> None:
-    box = Mailbox(10)
-    woken: list[float] = []
+    async with timed(10) as box:
+        woken: list[float] = []
 
-    async def read() -> None:
-        await box.wait(100)
-        woken.append(trio.current_time())
+        async def read() -> None:
+            await box.wait(100)
+            woken.append(trio.current_time())
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(read)
-        await trio.sleep(1)
-        wake(box)
-        wake(box)
-    assert woken == [1]
-    assert trio.current_time() == 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.sleep(1)
+            wake(box)
+            wake(box)
+        assert woken == [1]
+        assert trio.current_time() == 1
 
 
 @on_mock_time
 async def test_a_ring_while_nobody_sleeps_counts_once() -> None:
-    box = Mailbox(10)
-    box.ring()
-    await box.wait(7)
-    assert trio.current_time() == 0
-    await box.wait(7)
-    assert trio.current_time() == 7
+    async with timed(10) as box:
+        box.ring()
+        await box.wait(7)
+        assert trio.current_time() == 0
+        await box.wait(7)
+        assert trio.current_time() == 7
 
 
 @on_mock_time
 async def test_a_reader_that_timed_out_is_woken_the_next_time() -> None:
-    box = Mailbox(10)
-    await box.wait(5)
-    box.put(letters(1))
-    await box.wait(5)
-    assert trio.current_time() == 5
+    async with timed(10) as box:
+        await box.wait(5)
+        box.put(letters(1))
+        await box.wait(5)
+        assert trio.current_time() == 5
 
 
 @on_mock_time
 async def test_a_cancelled_reader_leaves_the_box_as_it_was() -> None:
-    box = Mailbox(10)
-    with trio.move_on_after(1) as scope:
+    async with timed(10) as box:
+        with trio.move_on_after(1) as scope:
+            await box.wait(100)
+        assert scope.cancelled_caught
+        sent = letters(2)
+        assert box.put(sent) == 2
         await box.wait(100)
-    assert scope.cancelled_caught
-    sent = letters(2)
-    assert box.put(sent) == 2
-    await box.wait(100)
-    assert trio.current_time() == 1
-    assert box.take(10) == sent
+        assert trio.current_time() == 1
+        assert box.take(10) == sent
