@@ -9,6 +9,7 @@ from idemactor.core.policy import Policy
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
+from idemactor.server.lane import Lane
 from idemactor.server.shard_map import ALONE, ShardMap
 from idemactor.shard.router import Router
 
@@ -27,6 +28,7 @@ class ServerContext:
         shard_map: Which process owns which shard, and where it listens.
         reports: Asks every worker for the text of its metrics, None for one that does not answer; None: there is only
             this process.
+        lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
     """
 
@@ -38,4 +40,5 @@ class ServerContext:
     now_ms: Callable[[], int]
     shard_map: ShardMap = ALONE
     reports: Callable[[], Awaitable[dict[int, str | None]]] | None = None
+    lane: Lane | None = None
     draining: bool = False

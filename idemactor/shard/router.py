@@ -73,14 +73,10 @@ class Router:
 
     def ask(self, shard: int, envelope: Envelope) -> None:
         """Send a query to one shard."""
-        self.hand(shard, [envelope])
-
-    def hand(self, shard: int, envelopes: list[Envelope]) -> None:
-        """Send to one shard what is known to be its: a query, or commands that another process has routed."""
         if self._closing:
-            self._overloaded(envelopes)
+            self._overloaded([envelope])
         else:
-            self._submit(shard, envelopes)
+            self._submit(shard, [envelope])
 
     def close(self) -> None:
         """Take nothing new; what was taken is answered, and everyone who waits is answered at once."""

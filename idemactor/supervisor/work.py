@@ -22,15 +22,16 @@ from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
 from idemactor.server.auth import Authenticator
 from idemactor.server.context import ServerContext
+from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
-from idemactor.shard.router import Place
+from idemactor.shard.router import Place, Router
 from idemactor.shard.start import Engines, open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
 from idemactor.workers.peer import Peer
-from idemactor.workers.router import RemoteShard, WorkerRouter
+from idemactor.workers.remote import RemoteShard
 
 READY: Final = b"r"
 """What a worker sends to the supervisor once it answers."""
@@ -139,8 +140,9 @@ async def _serve(
     def place(shard: int) -> Place:
         return own.get(shard) or RemoteShard(shard, peers[worker_of(shard, config.server.workers)])
 
-    router = WorkerRouter([place(shard) for shard in range(directory.shards)], list(peers.values()), observer)
-    mesh = Mesh(worker, peers, given.sockets[worker], directory.path, router, census)
+    router = Router([place(shard) for shard in range(directory.shards)], observer)
+    lane = Lane(router.route)
+    mesh = Mesh(worker, peers, given.sockets[worker], directory.path, router, lane, census)
 
     async def reports() -> dict[int, str | None]:
         return {worker: metrics.counted(), **await mesh.reports(INSPECT_MS_MAX)}
@@ -154,6 +156,7 @@ async def _serve(
         clock.now_ms,
         given.doors.shard_map(directory.shards, worker),
         reports,
+        lane,
     )
     ready = functools.partial(tell, READY)
     async with mesh.running():

@@ -13,11 +13,12 @@ from typing import Final
 
 import trio
 
+from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.shard.router import Router
 from idemactor.workers import sockets
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.messages import COUNTS, unpacker
-from idemactor.workers.peer import READ_BYTES, Peer
+from idemactor.workers.peer import Peer
 
 TICK_MS: Final = 10
 """How old the others' knowledge of keys and of callers that left may be, and the way between."""
@@ -46,6 +47,7 @@ class Mesh:
         listener: Where they connect to.
         directory: Where their sockets are.
         router: This worker's.
+        lane: Reads the connections; the mesh runs it.
         census: This worker's.
     """
 
@@ -56,6 +58,7 @@ class Mesh:
         listener: socket.socket,
         directory: Path,
         router: Router,
+        lane: Lane,
         census: SharedCensus,
     ) -> None:
         self._here = here
@@ -63,12 +66,14 @@ class Mesh:
         self._listener = listener
         self._directory = directory
         self._router = router
+        self._lane = lane
         self._census = census
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Be connected as long as the body runs, which begins when all are (or ``MEETING_MS_MAX`` is over)."""
         async with trio.open_nursery() as nursery:
+            await nursery.start(self._lane.run)
             nursery.start_soon(self._accept)
             nursery.start_soon(self._tick)
             for peer in self._peers.values():
@@ -100,7 +105,7 @@ class Mesh:
     async def _stay_connected(self, peer: Peer) -> None:
         while True:
             stream = await sockets.connect(self._directory, peer.number)
-            await peer.converse(stream, self._router)
+            await peer.converse(stream, self._router, self._lane)
 
     async def _accept(self) -> None:
         listener = trio.socket.from_stdlib_socket(self._listener)
@@ -132,7 +137,7 @@ class Mesh:
         if number is None:
             await trio.aclose_forcefully(stream)
         else:
-            await self._peers[number].converse(stream, self._router, data)
+            await self._peers[number].converse(stream, self._router, self._lane, data)
 
     # ------------------------------------------------------------------------------------------ every now and then
 

@@ -23,14 +23,13 @@ UNAVAILABLE_RETRY_MS: Final = 100
 
 
 class Outgoing:
-    """The calls to one other worker, open or not sent yet."""
+    """The open calls to one other worker."""
 
     def __init__(self) -> None:
         self._pack = packer()
         self._next = 0
         self._open: dict[int, Envelope] = {}
         self._waiting: dict[int, Envelope] = {}
-        self._unsent: list[bytes] = []
 
     @property
     def open(self) -> int:
@@ -42,24 +41,20 @@ class Outgoing:
         """How many of them may wait for their key."""
         return len(self._waiting)
 
-    def take(self, shard: int, envelopes: Sequence[Envelope]) -> int:
-        """Take calls for a shard, as many as there is room for; returns how many."""
+    def take(self, shard: int, envelopes: Sequence[Envelope]) -> tuple[int, bytes]:
+        """Take calls for a shard, as many as there is room for; returns how many, and the bytes to send."""
         taken = envelopes[: max(0, OUTSTANDING_MAX - len(self._open))]
-        pack, opened, unsent, call = self._pack, self._open, self._unsent, self._next
+        pack, opened, call = self._pack, self._open, self._next
+        pieces: list[bytes] = []
         for envelope in taken:
             command = envelope.command
             call += 1
-            unsent.append(pack((ASKED, call, shard, command_data(command))))
+            pieces.append(pack((ASKED, call, shard, command_data(command))))
             opened[call] = envelope
             if type(command) is Reserve and command.wait_ms > 0:
                 self._waiting[call] = envelope
         self._next = call
-        return len(taken)
-
-    def unsent(self) -> bytes:
-        """The bytes of what was taken since the last time."""
-        unsent, self._unsent = self._unsent, []
-        return b"".join(unsent)
+        return len(taken), b"".join(pieces)
 
     def told(self, messages: Iterable[Message]) -> None:
         """Hand out answers: one delivery for each sink that has any."""
@@ -83,7 +78,6 @@ class Outgoing:
         """The connection is gone: nobody knows what becomes of the open calls."""
         opened, self._open = self._open, {}
         self._waiting = {}
-        self._unsent = []
         refuse(opened.values())
 
 

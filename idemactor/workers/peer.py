@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import trio
 
+from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
@@ -27,9 +28,6 @@ from idemactor.workers.messages import (
     unpacker,
 )
 from idemactor.workers.outgoing import Outgoing, refuse
-
-READ_BYTES: Final = 262_144
-"""The most that is read from another worker at once: what a few hundred callers sent or wait for."""
 
 WRITE_MS: Final = 10_000
 """How long another worker may take to read a piece of what it is sent; then it counts as dead."""
@@ -66,6 +64,8 @@ class Peer:
         self._report = report
         self._pack = packer()
         self._outgoing = Outgoing()
+        self._unsent: list[bytes] = []
+        self._writer: trio.lowlevel.Task | None = None
         self._outbox: Outbox | None = None
         self._talk: _Talk | None = None
         self._changed = trio.Event()
@@ -75,29 +75,25 @@ class Peer:
     # ----------------------------------------------------------------------------------------------- for this worker
 
     def submit(self, shard: int, envelopes: Sequence[Envelope]) -> int:
-        """Take calls for a shard of the other; they leave with ``flush``. Returns how many there was room for."""
+        """Take calls for a shard of the other. Returns how many there was room for."""
         outbox = self._outbox
         if outbox is None or not self.up.is_set():
             refuse(envelopes)
             return len(envelopes)
         if outbox.waiting_bytes > UNSENT_BYTES_MAX:
             return 0
-        return self._outgoing.take(shard, envelopes)
-
-    def flush(self) -> None:
-        """Send what was taken, in one write."""
-        if self._outbox is not None:
-            self._outbox.put(self._outgoing.unsent())
+        taken, data = self._outgoing.take(shard, envelopes)
+        self._put(data)
+        return taken
 
     def send(self, message: Message) -> None:
         """Send a message, or drop it where the other is away."""
-        if self._outbox is not None:
-            self._outbox.put(self._pack(message))
+        self._put(self._pack(message))
 
     def tell_departures(self) -> None:
         """Pass on which of the callers that wait at the other were seen to leave."""
-        if self._outbox is not None and self._outgoing.waiting:
-            self._outbox.put(self._outgoing.departures())
+        if self._outgoing.waiting:
+            self._put(self._outgoing.departures())
 
     @property
     def waiting(self) -> int:
@@ -106,7 +102,7 @@ class Peer:
 
     async def all_sent(self) -> None:
         """Wait until the other has taken everything, or is gone."""
-        while self._outbox is not None and self._outbox.waiting_bytes:
+        while self._outbox is not None and (self._unsent or self._outbox.waiting_bytes):
             self._changed = trio.Event()
             await self._changed.wait()
 
@@ -128,12 +124,13 @@ class Peer:
 
     # ----------------------------------------------------------------------------------------------- the conversation
 
-    async def converse(self, stream: trio.SocketStream, router: Router, preread: bytes = b"") -> None:
+    async def converse(self, stream: trio.SocketStream, router: Router, lane: Lane, preread: bytes = b"") -> None:
         """Serve a connection to its end; one that is still there, of a worker that is dead by now, ends first.
 
         Args:
             stream: Is closed in the end.
             router: This worker's.
+            lane: Reads the connection.
             preread: What was read of it already.
         """
         if self._talk is not None:
@@ -142,7 +139,7 @@ class Peer:
         self._talk = talk = _Talk()
         try:
             with talk.scope:
-                await self._serve(stream, router, talk, preread)
+                await self._serve(stream, router, lane, talk, preread)
         finally:
             self._fall()
             await trio.aclose_forcefully(stream)
@@ -150,7 +147,7 @@ class Peer:
             if self._talk is talk:
                 self._talk = None
 
-    async def _serve(self, stream: trio.SocketStream, router: Router, talk: _Talk, preread: bytes) -> None:
+    async def _serve(self, stream: trio.SocketStream, router: Router, lane: Lane, talk: _Talk, preread: bytes) -> None:
         def changed() -> None:
             # One that is gone is read to the end all the same: what it answered before it went is worth having.
             if outbox.too_slow:
@@ -158,23 +155,47 @@ class Peer:
             self._changed.set()
 
         self._outbox = outbox = Outbox(stream, WRITE_MS, changed)
-        incoming = Incoming(router, outbox.put, lambda: outbox.waiting_bytes)
-        messages = unpacker()
+        incoming = Incoming(router, lane.route, self._put, lambda: outbox.waiting_bytes)
+        reader = _Reader(lambda messages: self._take(messages, incoming))
+        fd = stream.socket.fileno()
         self.send(self._hello)
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(outbox.run)
-                with contextlib.suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                    data = preread or await stream.receive_some(READ_BYTES)
-                    while data:
-                        messages.feed(data)
-                        self._take(messages, incoming)
-                        data = await stream.receive_some(READ_BYTES)
+                nursery.start_soon(self._write, outbox)
+                reader.received(preread)
+                lane.watch(fd, reader)
+                await reader.over.wait()
                 nursery.cancel_scope.cancel()
         finally:
+            lane.leave(fd)
             incoming.closed = True
             # From here on nobody may write: the descriptor's number will soon be another connection's.
             outbox.give_up()
+
+    def _put(self, data: bytes) -> None:
+        """Send bytes, together with all others of this turn of the loop."""
+        if self._outbox is None:
+            return
+        self._unsent.append(data)
+        if self._writer is not None:
+            writer, self._writer = self._writer, None
+            trio.lowlevel.reschedule(writer)
+
+    async def _write(self, outbox: Outbox) -> None:
+        """One write for what everybody who ran in a turn of the loop had to say: calls and answers."""
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._writer = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        while True:
+            if self._unsent:
+                unsent, self._unsent = self._unsent, []
+                outbox.put(b"".join(unsent))
+                self._changed.set()
+            self._writer = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(abort)
 
     def _take(self, messages: Sequence[Message], incoming: Incoming) -> None:
         """What one read brought: calls go to their shards together, and answers to their callers."""
@@ -216,10 +237,30 @@ class Peer:
         """The other is away."""
         self.up = trio.Event()
         self._outbox = None
+        self._unsent = []
         self._changed.set()
         for channel in self._questions.values():
             channel.close()
         self._outgoing.abandon()
+
+
+class _Reader:
+    """What the lane reads for: bytes to messages."""
+
+    def __init__(self, take: Callable[[Any], None]) -> None:
+        self.over = trio.Event()
+        self._take = take
+        self._messages = unpacker()
+
+    def received(self, data: bytes) -> None:
+        self._messages.feed(data)
+        self._take(self._messages)
+
+    def left(self) -> None:
+        """Nothing: the connection is never paused."""
+
+    def ended(self) -> None:
+        self.over.set()
 
 
 class _Talk:

@@ -1,12 +1,10 @@
-"""The router of one worker among several: its own shards as ever, and the others' behind their workers."""
+"""A shard that another worker owns, as the router of this one sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from idemactor.observability.observer import Observer
 from idemactor.shard.mailbox import Envelope
-from idemactor.shard.router import Place, Router
 from idemactor.workers.peer import Peer
 
 
@@ -38,23 +36,3 @@ class RemoteShard:
 
     async def run(self) -> None:
         """Nothing: its owner runs it."""
-
-
-class WorkerRouter(Router):
-    """Like every router; what goes to other workers leaves once for each of them, when all of it is there."""
-
-    def __init__(self, shards: Sequence[Place], peers: Sequence[Peer], observer: Observer) -> None:
-        super().__init__(shards, observer)
-        self._peers = tuple(peers)
-
-    def route(self, envelopes: Sequence[Envelope]) -> None:
-        super().route(envelopes)
-        self._flush()
-
-    def hand(self, shard: int, envelopes: list[Envelope]) -> None:
-        super().hand(shard, envelopes)
-        self._flush()
-
-    def _flush(self) -> None:
-        for peer in self._peers:
-            peer.flush()
