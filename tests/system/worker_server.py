@@ -36,6 +36,10 @@ class Workers(Server):
         super().start(shards=shards or self._shards)
         return self
 
+    def __enter__(self) -> Workers:
+        super().__enter__()
+        return self
+
     @property
     def pids(self) -> list[int]:
         """The workers' processes, in no order."""
@@ -43,7 +47,8 @@ class Workers(Server):
 
     def shard_map(self) -> Members:
         with self.rpc_client() as client:
-            return client.request("shards", {})
+            found: Members = client.request("shards", {})
+            return found
 
     def direct(self, door: str) -> list[str]:
         """The address of each worker alone, in order."""
