@@ -179,10 +179,8 @@ class DataDirectory:
             raise explain(self.path, error) from error
         except apsw.Error as error:
             raise StartError(f"data directory {self.path} cannot be given its journals: {error}") from error
-        # Only names of another number of workers: none of them is one of the new journals'.
-        for worker in range(before.workers):
-            for suffix in ("", "-wal", "-shm"):
-                (self.path / (journal_name(worker, before.workers) + suffix)).unlink(missing_ok=True)
+        if before.workers != workers:
+            _remove_journals(self.path, before.workers)
 
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
@@ -210,6 +208,13 @@ def lock_name(shard: int) -> str:
 def journal_name(worker: int, workers: int) -> str:
     """The name of a worker's journal; no two numbers of workers share a name."""
     return JOURNAL_NAME if workers == 1 else f"journal-{worker}-of-{workers}.db"
+
+
+def _remove_journals(path: Path, workers: int) -> None:
+    """Remove those of another number of workers: nothing is in them that the shards' files do not have."""
+    for worker in range(workers):
+        for suffix in ("", "-wal", "-shm"):
+            (path / (journal_name(worker, workers) + suffix)).unlink(missing_ok=True)
 
 
 def _claim(path: Path, shards: Iterable[int], locks: contextlib.ExitStack) -> None:
