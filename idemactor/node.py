@@ -9,7 +9,6 @@ import contextlib
 import functools
 import gc
 import logging
-import random
 import resource
 import signal
 import ssl
@@ -22,7 +21,6 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
-from idemactor.core.ids import ENTROPY_BITS
 from idemactor.errors import StartError
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -44,6 +42,8 @@ from idemactor.server.listeners import (
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.broom import Broom
+from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
 from idemactor.storage.base import Engine, Opened
@@ -153,11 +153,11 @@ def make_shards(
     census: Census,
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
-    entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
+    entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
         for number, (engine, opened) in engines.items()
     ]
 

@@ -6,8 +6,6 @@ and the same shards; only the sockets are missing. So what works here works ther
 
 from __future__ import annotations
 
-import functools
-import random
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -26,7 +24,6 @@ from idemactor.client.results import error_of
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock
 from idemactor.core.commands import Command
-from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.keys import InvalidNamespace, check_namespace
 from idemactor.core.limits import BATCH_OPS_MAX
 from idemactor.core.policy import Policy
@@ -35,6 +32,8 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.observer import NOBODY
 from idemactor.shard import mailbox
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.broom import Broom
+from idemactor.shard.entropy import system_entropy
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.shard.start import with_remains
@@ -273,9 +272,9 @@ def _item_told(item: Command | RequestError, answers: Iterator[tuple[Command, ma
 
 def _shards(opened: OpenShards, policies: Mapping[str, Policy]) -> list[Shard]:
     census = Census()
-    entropy = functools.partial(random.SystemRandom().getrandbits, ENTROPY_BITS)
+    entropy, broom = system_entropy(), Broom()
     return [
-        Shard(number, engine, policies, census, opened.clock, entropy, NOBODY, ShardSettings(), said)
+        Shard(number, engine, policies, census, opened.clock, entropy, NOBODY, ShardSettings(), said, broom)
         for number, (engine, said) in enumerate(opened.engines)
     ]
 

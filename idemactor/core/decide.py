@@ -254,22 +254,29 @@ def _grant(
     lease_ms = (command.lease_ms if isinstance(command, Reserve) else None) or policy.lease_ms
     lease_end = now + min(lease_ms, policy.lease_total_max_ms)
     record = Record(
-        state=State.PENDING,
-        attempt=previous.attempt + 1 if previous else 1,
-        token=fresh.token,
-        operation_id=previous.operation_id if previous else uuid7(now, fresh.entropy),
-        first_seen_at=previous.first_seen_at if previous else now,
-        reserved_at=now,
-        request_id=command.request_id,
-        lease_expires_at=lease_end,
-        fingerprint=_sticking(previous.fingerprint if previous else None, command.fingerprint),
-        holder=command.holder,
-        ttl_ms=command.ttl_ms,
-        window_ms=command.window_ms,
-        unresolved_expires_at=_unresolved_end(lease_end, policy),
-        contested=previous.contested if previous else False,
-        earlier=_with_earlier(previous) if previous else (),
+        State.PENDING,
+        1,
+        fresh.token,
+        previous.operation_id if previous else uuid7(now, fresh.entropy),
+        now,
+        now,
+        command.request_id,
+        lease_end,
+        command.fingerprint,
+        command.holder,
+        command.ttl_ms,
+        command.window_ms,
+        _unresolved_end(lease_end, policy),
     )
+    if previous:
+        record = replace(
+            record,
+            attempt=previous.attempt + 1,
+            first_seen_at=previous.first_seen_at,
+            fingerprint=_sticking(previous.fingerprint, command.fingerprint),
+            contested=previous.contested,
+            earlier=_with_earlier(previous),
+        )
     reply: Reply
     if isinstance(command, Accept):
         record = _committed(record, command.outcome, None, policy, now, accepted=True)
@@ -277,7 +284,7 @@ def _grant(
     else:
         reply = _reserved(record, command, repeated=False)
     changed = _entry(entry.id if entry else fresh.token, command.identity, record, tombstone)
-    return Decision(reply, changed, changed=True, granted=True)
+    return Decision(reply, changed, True, True)
 
 
 def _sticking(held: Fingerprint | None, given: Fingerprint | None) -> Fingerprint | None:
@@ -527,13 +534,13 @@ def _record_alarm(record: Record) -> int | None:
 
 def _reserved(record: Record, command: Reserve | Accept, *, repeated: bool) -> Reserved:
     return Reserved(
-        key=command.identity.key,
-        token=record.token,
-        attempt=record.attempt,
-        operation_id=record.operation_id,
-        reserved_at=record.reserved_at,
-        lease_expires_at=_known(record.lease_expires_at),
-        repeated=repeated,
+        command.identity.key,
+        record.token,
+        record.attempt,
+        record.operation_id,
+        record.reserved_at,
+        _known(record.lease_expires_at),
+        repeated,
     )
 
 

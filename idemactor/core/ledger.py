@@ -144,20 +144,16 @@ class Ledger(Generic[T]):
 
     def apply(self, ticket: T, command: Command) -> None:
         """Decide one command; later ones see what it did."""
-        if command.identity in self._waiters:
+        if self._wait_count and command.identity in self._waiters:
             # Time decides, not the alarm: a lease that ended is for those who came first and wait.
             self.sweep(command.identity)
         decision = self._decide(command)
-        if (
-            isinstance(decision.reply, InFlight)
-            and isinstance(command, Reserve)
-            and command.wait_ms > 0
-            and self._may_wait()
-        ):
+        reply = decision.reply
+        if type(reply) is InFlight and type(command) is Reserve and command.wait_ms > 0 and self._may_wait():
             self._park(ticket, command)
             return
-        self._work.replies.append((ticket, decision.reply))
-        if decision.changed:
+        self._work.replies.append((ticket, reply))
+        if decision.changed and self._wait_count:
             self._settle(command.identity)
 
     def sweep(self, identity: Identity) -> None:
@@ -281,7 +277,7 @@ class Ledger(Generic[T]):
         return decision
 
     def _fresh(self, command: Command, policy: Policy) -> Fresh:
-        if not isinstance(command, Reserve | Accept):
+        if type(command) is not Reserve and type(command) is not Accept:
             return _NOTHING_FRESH
         identity = command.identity
         room = self._census.total((identity.tenant, identity.namespace)) < policy.records_max
@@ -305,9 +301,12 @@ class Ledger(Generic[T]):
 
     def _remember(self, identity: Identity, entry: Entry) -> None:
         old = self._cache.get(identity)
-        self._cache_bytes += _cost(entry) - (_cost(old) if old is not None else 0)
+        self._cache_bytes += _cost(entry)
         self._cache[identity] = entry
-        self._cache.move_to_end(identity)
+        if old is not None:
+            self._cache_bytes -= _cost(old)
+            # A new one is at the end already.
+            self._cache.move_to_end(identity)
 
     def _count(self, identity: Identity, old: Entry | None, new: Entry | None) -> None:
         key = (identity.tenant, identity.namespace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, get_args
 
 from idemactor.core.record import Incident, Record
 from idemactor.core.tally import Tally, TallyKey
@@ -46,6 +47,9 @@ class Inspect:
 
 
 Query = ListRecords | ListIncidents | Acknowledge | Inspect
+
+QUERIES: Final = frozenset(get_args(Query))
+"""Their types: every command is asked whether it is one."""
 
 
 @dataclass(frozen=True, slots=True)

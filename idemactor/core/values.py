@@ -7,8 +7,8 @@ all the same.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeVar, dataclass_transform
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, cast, dataclass_transform
 
 T = TypeVar("T")
 
@@ -16,4 +16,17 @@ T = TypeVar("T")
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def slotted(cls: type[T]) -> type[T]:
     """Make ``cls`` a dataclass with slots whose instances are never changed; they compare and hash by their fields."""
-    return dataclass(slots=True, unsafe_hash=True)(cls)
+    made: Any = dataclass(slots=True, unsafe_hash=True)(cls)
+    # As frozen dataclasses with slots have them: without these the oldest protocols of pickle refuse slots.
+    made.__getstate__ = _getstate
+    made.__setstate__ = _setstate
+    return cast("type[T]", made)
+
+
+def _getstate(self: Any) -> list[object]:
+    return [getattr(self, each.name) for each in fields(self)]
+
+
+def _setstate(self: Any, state: list[object]) -> None:
+    for each, held in zip(fields(self), state, strict=True):
+        setattr(self, each.name, held)

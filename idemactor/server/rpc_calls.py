@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 from idemactor.core.commands import Command, Reserve
+from idemactor.core.replies import Reserved
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import operations
 from idemactor.server.auth import Principal, unauthenticated
@@ -18,7 +19,7 @@ from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import OVERLOADED_RETRY_MS
-from idemactor.wire.answers import body_of
+from idemactor.wire.answers import body_of, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.refusals import detail_of, refusal_of
 from idemactor.wire.requests import COMMAND_OPS, Dialect, command_from
@@ -93,14 +94,16 @@ class RpcCalls:
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
         """Take the answers of one batch of a shard: encoded once, sent in one write."""
-        for call, _ in answers:
-            assert isinstance(call, _Call)
-            if call.waits:
-                self.waiting -= 1
-            else:
-                self.in_flight -= 1
+        frames: list[Frame] = []
         try:
-            self._link.send(self._writer.encode([_frame(c, a) for c, a in answers if isinstance(c, _Call)]))
+            for call, answer in answers:
+                assert isinstance(call, _Call)
+                if call.waits:
+                    self.waiting -= 1
+                else:
+                    self.in_flight -= 1
+                frames.append(_frame(call, answer))
+            self._link.send(self._writer.encode(frames))
         except Exception as error:  # A sink never raises: the shard has other callers.
             self._link.fail(error)
         self._link.stir()
@@ -125,23 +128,24 @@ class RpcCalls:
         self._batch = []
         for one in incoming:
             try:
-                self._accept(one)
+                if type(one) is Request and one.method in COMMAND_OPS:
+                    self._command(one)
+                else:
+                    self._other(one)
             except RequestError as error:
                 self._refuse(one.msgid, error)
         if self._batch:
             self._route(self._batch)
-        self._flush()
+        if self._said:
+            self._flush()
 
-    def _accept(self, one: Incoming) -> None:
+    def _other(self, one: Incoming) -> None:
         if isinstance(one, BadRequest):
             raise InvalidRequest(one.detail)
-        if one.method in COMMAND_OPS:
-            self._command(one)
-        else:
-            call = _METHODS.get(one.method)
-            if call is None:
-                raise InvalidRequest("unknown method")
-            call(self, one)
+        call = _METHODS.get(one.method)
+        if call is None:
+            raise InvalidRequest("unknown method")
+        call(self, one)
 
     def _command(self, request: Request) -> None:
         method, params = request.method, request.params
@@ -163,7 +167,8 @@ class RpcCalls:
         """Takes the namespace out of the members, which are then those of the HTTP body."""
         if self._principal is None:
             raise unauthenticated()
-        namespace = text_of(params.pop("namespace", None))
+        given = params.pop("namespace", None)
+        namespace = given if type(given) is str and given.isascii() else text_of(given)
         if namespace is None:
             raise InvalidRequest("namespace is missing, or no text", field="namespace")
         return namespace
@@ -247,6 +252,8 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
 
 
 def _frame(call: _Call, answer: Answer) -> Frame:
+    if type(answer) is Reserved:
+        return call.msgid, None, reserved_body(answer)
     refusal = refusal_of(answer)
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None

@@ -10,20 +10,21 @@ dropped, and the shard reads everything anew.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, assert_never
+from typing import Final, assert_never, cast
 
 import trio
 
 from idemactor.core import limits
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock
+from idemactor.core.commands import Command
 from idemactor.core.keys import Identity
 from idemactor.core.ledger import Ledger, Work
 from idemactor.core.policy import Policy
 from idemactor.core.queries import (
+    QUERIES,
     Acknowledge,
     Acknowledged,
     Finding,
@@ -35,19 +36,20 @@ from idemactor.core.queries import (
     Query,
 )
 from idemactor.core.record import Entry
-from idemactor.core.replies import Unavailable
+from idemactor.core.replies import Reply, Unavailable
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard import lookups
 from idemactor.shard.alarm_clock import AlarmClock
 from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
+from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
 BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
 
-SWEEPS_MAX: Final = 128
+SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
 """The most alarms that one turn deals with, and that one does in which callers wait for their answers: a storm of
 alarms is worked off between them, and still faster than it can have been made."""
@@ -87,6 +89,7 @@ class _Turn:
 
     now: int
     envelopes: list[Envelope]
+    queries: list[tuple[Envelope, Query]] = field(default_factory=list)
     due: list[Identity] = field(default_factory=list)
     work: Work[Envelope] = field(default_factory=Work)
     acknowledged: set[int] = field(default_factory=set)
@@ -105,6 +108,7 @@ class Shard:
         observer: Sees what happens.
         settings: Limits and times.
         opened: What the engine said when it was opened.
+        broom: Shared by the shards of a process, see ``broom.py``; None: it sweeps alone.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class Shard:
         observer: Observer,
         settings: ShardSettings,
         opened: Opened,
+        broom: Broom | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
@@ -131,7 +136,7 @@ class Shard:
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
         self._ledger: Ledger[Envelope] | None = self._read(opened)
-        self._alarms = AlarmClock(number, engine, observer)
+        self._alarms = AlarmClock(number, engine, observer, broom or Broom(), self._mailbox.ring)
         self._reload_backoff = Backoff()
         self._spoilt = False
         self._fenced = False
@@ -170,9 +175,11 @@ class Shard:
                 while not self._closing or len(self._mailbox) or self._waiting():
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
                     await self._turn()
+                    self._alarms.step_over()
                 nursery.cancel_scope.cancel()
         finally:
             self._ledger = None
+            self._alarms.stop()
             with trio.CancelScope(shield=True):
                 await self._let_go()
 
@@ -232,17 +239,22 @@ class Shard:
     async def _decide(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """Bring into memory what is asked about, then let the ledger decide it all in order."""
         ledger.begin(turn.now)
-        identities = [e.command.identity for e in turn.envelopes if not isinstance(e.command, Query)]
+        commands: list[tuple[Envelope, Command]] = []
+        for envelope in turn.envelopes:
+            command = envelope.command
+            if type(command) in QUERIES:
+                turn.queries.append((envelope, cast("Query", command)))
+            else:
+                commands.append((envelope, cast("Command", command)))
+        identities = [command.identity for _, command in commands]
         if ledger.waiting:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._closing else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
         if turn.due:
             self._sweep(ledger, turn)
-        for envelope in turn.envelopes:
-            command = envelope.command
-            if not isinstance(command, Query):
-                ledger.apply(envelope, command)
+        for envelope, command in commands:
+            ledger.apply(envelope, command)
         if ledger.waiting:
             ledger.time_out(everyone=self._closing)
 
@@ -288,7 +300,7 @@ class Shard:
             puts=list(work.puts.values()),
             deletes=list(work.deletes.values()),
             incidents=work.incidents,
-            acknowledged=await self._acknowledge(ledger, turn),
+            acknowledged=await self._acknowledge(ledger, turn) if turn.queries else [],
             tallies=work.tallies,
         )
         started = time.perf_counter()
@@ -312,8 +324,7 @@ class Shard:
     async def _acknowledge(self, ledger: Ledger[Envelope], turn: _Turn) -> list[int]:
         """The incidents that the operators of this turn have seen, each once."""
         seen: list[int] = []
-        for envelope in turn.envelopes:
-            query = envelope.command
+        for envelope, query in turn.queries:
             if not isinstance(query, Acknowledge) or query.incident_id in seen:
                 continue
             stored = await self._engine.find_incident(query.incident_id)
@@ -329,11 +340,9 @@ class Shard:
         """The answers of a turn whose write is durable; what operators list is read now, behind the same gate."""
         answers: list[tuple[Envelope, Answer]] = list(turn.work.replies)
         if answers:
-            results = Counter((type(e.command).__name__, type(r).__name__) for e, r in turn.work.replies)
-            self._observer.decided(self.number, results, turn.work.rule_changes)
-        for envelope in turn.envelopes:
-            if isinstance(envelope.command, Query):
-                answers.append((envelope, await self._look_up(ledger, turn, envelope, envelope.command)))
+            self._observer.decided(self.number, _results(turn.work.replies), turn.work.rule_changes)
+        for envelope, query in turn.queries:
+            answers.append((envelope, await self._look_up(ledger, turn, envelope, query)))
         return answers
 
     async def _look_up(self, ledger: Ledger[Envelope], turn: _Turn, envelope: Envelope, query: Query) -> Finding:
@@ -369,7 +378,7 @@ class Shard:
 
     async def _rest(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """After a good turn: do what no answer waits for, and leave memory if nobody has needed this shard for long."""
-        if any(not isinstance(envelope.command, Inspect) for envelope in turn.envelopes):
+        if len(turn.envelopes) > len(turn.queries) or any(type(query) is not Inspect for _, query in turn.queries):
             self._used_at = turn.now  # The metrics do not count.
         try:
             await self._engine.maintain()
@@ -450,3 +459,12 @@ class Shard:
             self._hand_out((envelope, self._asleep) for envelope in inspections)
             return []
         return envelopes
+
+
+def _results(replies: Iterable[tuple[Envelope, Reply]]) -> dict[tuple[str, str], int]:
+    """How many commands of which kind got which reply."""
+    counts: dict[tuple[type, type], int] = {}
+    for envelope, reply in replies:
+        kinds = type(envelope.command), type(reply)
+        counts[kinds] = counts.get(kinds, 0) + 1
+    return {(command.__name__, reply.__name__): count for (command, reply), count in counts.items()}

@@ -6,12 +6,15 @@ nothing is lost by forgetting the heap: it is read anew, after a back-off that d
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from idemactor.core.keys import Identity
 from idemactor.core.ledger import Work
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard.alarms import ALARMS_REFILL, AlarmHeap
 from idemactor.shard.backoff import Backoff
+from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Engine
 
@@ -23,18 +26,26 @@ class AlarmClock:
         shard: Its number, for the observer.
         engine: Where all alarms are.
         observer: Is told of alarm work that failed.
+        broom: Held during a step of alarm work; shared by all shards of the process.
+        ring: Wakes the shard once the broom is its own.
     """
 
-    def __init__(self, shard: int, engine: Engine, observer: Observer) -> None:
+    def __init__(self, shard: int, engine: Engine, observer: Observer, broom: Broom, ring: Callable[[], None]) -> None:
         self._shard = shard
         self._engine = engine
         self._observer = observer
         self._heap = AlarmHeap()
         self._stale = True
         self._backoff = Backoff()
+        self._broom = broom
+        self._ring = ring
+        self._sweeping = False
+        self._queued = False
 
     def next_at(self, now: int) -> int | None:
-        """When alarm work is next to be done; None where there is none."""
+        """When alarm work is next to be done; None where there is none, or where the broom has to come first."""
+        if self._queued:
+            return None
         alarm_at = now if self._stale else self._heap.next_at()
         return None if alarm_at is None else max(alarm_at, self._backoff.until_ms)
 
@@ -43,8 +54,12 @@ class AlarmClock:
         return self._heap.backlog(now)
 
     async def take_due(self, now: int, limit: int) -> list[Identity]:
-        """Take the keys whose alarm is due, at most ``limit``; none where the disk cannot say, or during a back-off."""
-        if self._backoff.until_ms > now:
+        """Take the keys whose alarm is due, at most ``limit``, and the broom until ``step_over``.
+
+        None where the disk cannot say, during a back-off, and while another shard has the broom.
+        """
+        due_at = self.next_at(now)
+        if due_at is None or due_at > now or not self._take_broom():
             return []
         if self._stale or self._heap.exhausted:
             try:
@@ -54,6 +69,29 @@ class AlarmClock:
                 return []
             self._stale = False
         return self._heap.due(now, limit)
+
+    def step_over(self) -> None:
+        """The turn is over, whatever became of it: another shard may do its alarm work."""
+        if self._sweeping:
+            self._sweeping = False
+            self._broom.give_back()
+
+    def stop(self) -> None:
+        """The shard does no more alarm work."""
+        self.step_over()
+        if self._queued:
+            self._queued = False
+            self._broom.stop_waiting(self._handed)
+
+    def _take_broom(self) -> bool:
+        if not self._sweeping:
+            self._sweeping = self._broom.take(self._handed)
+            self._queued = not self._sweeping
+        return self._sweeping
+
+    def _handed(self) -> None:
+        self._queued, self._sweeping = False, True
+        self._ring()
 
     def give_back(self, identities: list[Identity], now: int) -> None:
         """There was no time for these."""

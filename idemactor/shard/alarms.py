@@ -12,11 +12,11 @@ from typing import Final
 
 from idemactor.core.keys import Identity
 
-ALARMS_MAX: Final = 65_536
-"""The most alarms that a shard keeps in memory."""
+ALARMS_MAX: Final = 8_192
+"""The most alarms that a shard keeps in memory: sorting them is a pause for everybody."""
 
-ALARMS_REFILL: Final = 16_384
-"""How many are read from disk at a time."""
+ALARMS_REFILL: Final = 512
+"""How many are read from disk at a time, which is one as well."""
 
 NEVER: Final = 2**63 - 1
 """A horizon beyond every time: all alarms are in memory."""

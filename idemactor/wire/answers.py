@@ -56,6 +56,7 @@ __all__ = [
     "policy_body",
     "problem",
     "refusal_of",
+    "reserved_body",
     "retry_after_s",
     "status_of",
 ]
@@ -88,18 +89,7 @@ def body_of(  # noqa: C901 - One case for each answer.
     """
     match answer:
         case Reserved():
-            return {
-                "result": "reserved",
-                "proceed": True,
-                "key": answer.key,
-                "token": answer.token,
-                "attempt": answer.attempt,
-                "operation_id": answer.operation_id,
-                "reserved_at": answer.reserved_at,
-                "lease_expires_at": answer.lease_expires_at,
-                "takeover": answer.takeover,
-                "repeated": answer.repeated,
-            }
+            return reserved_body(answer)
         case Committed():
             if isinstance(command, Resolve):
                 return {"result": "committed", "repeated": answer.repeated}
@@ -133,6 +123,22 @@ def body_of(  # noqa: C901 - One case for each answer.
             raise TypeError(f"{type(answer).__name__} answers no single call")
         case _:
             return _refused(answer, command)
+
+
+def reserved_body(answer: Reserved) -> dict[str, object]:
+    """The members of the one answer that most calls get; see ``body_of``."""
+    return {
+        "result": "reserved",
+        "proceed": True,
+        "key": answer.key,
+        "token": answer.token,
+        "attempt": answer.attempt,
+        "operation_id": answer.operation_id,
+        "reserved_at": answer.reserved_at,
+        "lease_expires_at": answer.lease_expires_at,
+        "takeover": answer.attempt > 1,
+        "repeated": answer.repeated,
+    }
 
 
 _Refused: TypeAlias = (

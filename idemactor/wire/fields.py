@@ -160,10 +160,17 @@ def _flag_reader(name: str, _dialect: Dialect) -> Reader:
     return read
 
 
+def _is_short_word(text: str) -> bool:
+    return 0 < len(text) <= limits.KEY_CHARS_MAX and not text.isspace()
+
+
 def _key_reader(name: str, dialect: Dialect) -> Reader:
     text_in = text_reader(dialect)
 
     def read(value: object) -> str:
+        # What is neither printable ASCII nor short may be a key all the same.
+        if type(value) is str and value.isascii() and value.isprintable() and _is_short_word(value):
+            return value
         key = text_in(value)
         if key is None:
             raise InvalidRequest("a key is text", field=name)

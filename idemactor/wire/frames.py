@@ -91,17 +91,18 @@ class FrameReader:
     def _feed_chunk(self, chunk: bytes, found: list[Incoming]) -> None:
         skipper = self._skipper
         skipper.feed(chunk)
-        start = 0
+        start, size = 0, len(chunk)
         try:
-            while True:
+            while start < size:
                 skipper.skip()
                 end = skipper.tell() - self._fed
                 self._take(chunk[start:end], found)
                 start = end
         except msgpack.OutOfData:
-            self._keep(chunk, start)
+            pass
         except (msgpack.FormatError, msgpack.StackError):
             raise ProtocolError("not MessagePack, or nested without end") from None
+        self._keep(chunk, start)
 
     def _keep(self, chunk: bytes, start: int) -> None:
         """The chunk ended: what belongs to a frame that goes on waits for the rest of it."""

@@ -87,9 +87,11 @@ def decode(frame: bytes | bytearray) -> Incoming | None:
         message = msgpack.unpackb(
             frame, object_pairs_hook=_members, ext_hook=_refuse_ext, unicode_errors="surrogateescape"
         )
+        plain = _plain_request(message)
+        if plain is not None:
+            return plain
         msgid = _msgid(message)
-        if not _is_plain(message):
-            _check_inside(message)
+        _check_inside(message)
         if msgid is None:
             return None
         return Request(msgid, _method(message[2]), _params(message[3]))
@@ -169,16 +171,25 @@ def _refuse_ext(_code: int, _data: bytes) -> NoReturn:
 _NOTABLE: Final = frozenset({list, dict, msgpack.Timestamp})
 
 
-def _is_plain(message: list[Any]) -> bool:
-    """Whether this is a request with nothing but scalars in its map, as nearly all are: no walk is needed."""
-    params = message[-1]
-    return (
-        isinstance(params, list)
+def _plain_request(message: object) -> Request | None:
+    """The request with nothing but scalars in its map that nearly every message is: it needs no walk."""
+    if type(message) is not list or len(message) != _REQUEST_LENGTH:
+        return None
+    kind, msgid, method, params = message
+    if (
+        type(kind) is int
+        and kind == REQUEST
+        and type(msgid) is int
+        and 0 <= msgid <= MSGID_MAX
+        and type(method) is str
+        and method.isascii()
+        and type(params) is list
         and len(params) == 1
-        and isinstance(params[0], dict)
-        and type(message[-2]) not in _NOTABLE
+        and type(params[0]) is dict
         and _NOTABLE.isdisjoint(map(type, params[0].values()))
-    )
+    ):
+        return Request(msgid, method, params[0])
+    return None
 
 
 def _check_inside(message: list[Any]) -> None:

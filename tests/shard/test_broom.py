@@ -1,0 +1,72 @@
+"""The broom: one holder, handed on in the order of asking, and never to one who is gone."""
+
+from __future__ import annotations
+
+import functools
+
+import trio
+
+from idemactor.core.policy import Policy
+from idemactor.shard.actor import Shard
+from idemactor.shard.broom import Broom
+from idemactor.storage.memory import MemoryDisk
+from tests.shard.harness import on_mock_time, reserve, running
+
+
+def test_one_has_it_and_the_next_ones_get_it_in_the_order_of_asking() -> None:
+    broom, handed = Broom(), list[str]()
+
+    def ask(name: str) -> bool:
+        return broom.take(functools.partial(handed.append, name))
+
+    assert ask("a")
+    assert not ask("b")
+    assert not ask("c")
+    broom.give_back()
+    assert handed == ["b"]
+    assert not ask("d")
+    broom.give_back()
+    broom.give_back()
+    assert handed == ["b", "c", "d"]
+    broom.give_back()
+    assert ask("e")
+    assert handed == ["b", "c", "d"]
+
+
+def test_who_stopped_waiting_is_passed_over() -> None:
+    broom, handed = Broom(), list[str]()
+    asks = {name: functools.partial(handed.append, name) for name in "abc"}
+    for ask in asks.values():
+        broom.take(ask)
+    broom.stop_waiting(asks["b"])
+    broom.give_back()
+    assert handed == ["c"]
+
+
+@on_mock_time
+async def test_every_shard_has_its_turn_with_it() -> None:
+    disks = [MemoryDisk() for _ in range(4)]
+    make = functools.partial(Shard, broom=Broom())
+    async with running(*disks, policy=Policy(lease_ms=1_000, unresolved_ttl_ms=2_000), make=make) as rig:
+        await rig.all(*(reserve(f"key-{n}") for n in range(800)))
+        assert all(disk.entries for disk in disks)
+        await trio.sleep(4)
+        assert not any(disk.entries for disk in disks)
+
+
+@on_mock_time
+async def test_a_shard_that_ends_holds_nobody_up() -> None:
+    broom = Broom()
+    disks = [MemoryDisk(), MemoryDisk()]
+    make = functools.partial(Shard, broom=broom)
+    async with running(*disks, policy=Policy(lease_ms=1_000, unresolved_ttl_ms=2_000), make=make) as rig:
+        await rig.all(*(reserve(f"key-{n}") for n in range(100)))
+        # Somebody else is at it while both come due; one of them is closed before it has had its turn.
+        assert broom.take(lambda: None)
+        await trio.sleep(1.5)
+        rig.router.shards[0].close()
+        await trio.sleep(0.1)
+        broom.give_back()
+        await trio.sleep(2)
+        assert not disks[1].entries
+        assert broom.take(lambda: None)
