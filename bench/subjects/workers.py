@@ -43,17 +43,20 @@ def measure(bench: Bench) -> Section:
         one = stack.enter_context(_served(bench, 1))
         several = stack.enter_context(_served(bench, WORKERS))
         subjects = []
-        for given in bench.plan.loads:
+        for given in bench.plan.side_loads:
+            scaled = (given[0] * WORKERS, given[1])
             subjects.append(_subject("one process", "one", one, given))
             subjects.append(_subject(f"{WORKERS} workers, reached at any", "any", several, given))
+            subjects.append(_subject(f"{WORKERS} workers, reached at any", "any", several, scaled))
             subjects.append(
-                _subject(f"{WORKERS} workers, reached at the owner", "owner", several, given, bench.scratch)
+                _subject(f"{WORKERS} workers, reached at the owner", "owner", several, scaled, bench.scratch)
             )
         section = Section("workers", "Several workers", run(subjects, bench.plan.rounds))
     section.notes.append(
-        f"Reserves of new keys over RPC; `server_cpu_s_per_million` is that of all the server's processes. This machine"
-        f" has {os.cpu_count()} cores, and the generators run on them too: where workers and generators have to share"
-        " them, throughput says nothing about workers, and what a command costs does."
+        "Reserves of new keys over RPC; `server_cpu_s_per_million` is that of all the server's processes. Commands that"
+        " share a sync and a turn of the loop cost less each, so that the cost of one is to be compared at the same load"
+        f" for each worker, which is {WORKERS} times the connections. This machine has {os.cpu_count()} cores, and the"
+        " generators run on them too: where they all have to share, throughput says nothing about workers."
     )
     return section
 

@@ -43,10 +43,20 @@ class _Form:
 
     def data(self, value: object) -> Data:
         values = self._values(value)
-        return _changed(values, self._forward) if self._forward else values
+        for at, _ in self._forward:
+            # Most of what would have to be changed is not there.
+            if values[at] is not None:
+                return _changed(values, self._forward)
+        return values
 
-    def value(self, data: Sequence[Any]) -> Any:
-        return self._make(*(_changed(data, self._backward) if self._backward else data))
+    def value(self, data: Data) -> Any:
+        if not self._backward:
+            return self._make(*data)
+        changed = list(data)
+        for at, way in self._backward:
+            if changed[at] is not None:
+                changed[at] = way(changed[at])
+        return self._make(*changed)
 
 
 def _changed(values: Sequence[Any], ways: Sequence[tuple[int, _Way]]) -> Data:
