@@ -54,7 +54,7 @@ def measure(bench: Bench) -> Section:
         section = Section("workers", "Several workers", run(subjects, bench.plan.rounds))
     section.notes.append(
         "Reserves of new keys over RPC; `server_cpu_s_per_million` is that of all the server's processes. Commands that"
-        " share a sync and a turn of the loop cost less each, so that the cost of one is to be compared at the same load"
+        " share a sync and a turn of the loop cost less each: what one costs is to be compared at the same load"
         f" for each worker, which is {WORKERS} times the connections. This machine has {os.cpu_count()} cores, and the"
         " generators run on them too: where they all have to share, throughput says nothing about workers."
     )
