@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.system.clients import Answer, HttpClient, Members, RpcClient, RpcError, connect, frame
+from tests.system.clients import Answer, HttpClient, Members, RpcClient, RpcError, connect, frame, read_to_end
 from tests.system.process import Server, assert_calm, assert_clean, eventually, refused
 from tests.system.worker_server import Workers, is_alive
 
@@ -27,6 +28,8 @@ ttl_ms = 3600000
 [namespaces.small]
 records_max = 20
 """
+CERTIFICATE: Final = Path(__file__).parent / "http_hostile" / "test_only_cert.pem"
+PRIVATE_KEY: Final = Path(__file__).parent / "http_hostile" / "test_only_key.pem"
 LATER_S: Final = 0.3
 """How long a call takes at most to be where it waits."""
 WORKER_COUNTS: Final = pytest.mark.parametrize("workers", [2, 3])
@@ -233,6 +236,55 @@ def test_a_quota_counts_the_keys_of_all_workers(home: Path) -> None:
             time.sleep(LATER_S / 10)
         assert [isinstance(answer, RpcError) for answer in told] == [False] * 20 + [True] * 40
         assert {answer.code for answer in told if isinstance(answer, RpcError)} == {"IDEMPOTENCY_QUOTA_EXCEEDED"}
+
+
+def test_who_asks_crosses_with_the_question(home: Path) -> None:
+    config = CONFIG
+    for name, tenant, role in (("one", "acme", "caller"), ("two", "zeta", "caller"), ("ops", "acme", "operator")):
+        digest = hashlib.sha256(name.encode()).hexdigest()
+        config += f'[auth.tokens.{name}]\nsha256="{digest}"\ntenant="{tenant}"\nnamespaces=["*"]\nrole="{role}"\n'
+    with Workers(home, 2, config) as server:
+        shared = HttpClient(server.http, token="one").get("/v1/shards").members
+        addresses = [worker["http"][0] for worker in shared["workers"]]
+        assert HttpClient(addresses[0]).get("/v1/shards").status == 401
+        for owner in range(2):
+            key = key_of(shared, owner)
+            one, two, ops = (HttpClient(addresses[1 - owner], token=token) for token in ("one", "two", "ops"))
+            held = one.call("reserve", key=key).members
+            assert two.call("reserve", key=key).members["result"] == "reserved"
+            assert one.call("reserve", key=key).members["result"] == "in_flight"
+            assert one.call("get", key=key).members["record"]["token"] is None
+            assert ops.call("get", key=key).members["record"]["token"] == held["token"]
+            assert one.call("forget", key=key, force=True).status == 403
+            assert ops.call("forget", key=key, force=True).members["result"] == "forgotten"
+
+
+def test_tls_is_every_workers(home: Path) -> None:
+    config = f'[http]\ntls_cert = "{CERTIFICATE}"\ntls_key = "{PRIVATE_KEY}"\n{CONFIG}'
+    trusting = ssl.create_default_context(cafile=str(CERTIFICATE))
+    trusting.check_hostname = False
+    with Workers(home, 2, config) as server:
+        told = []
+        for address in (server.http, *server.direct("http")):
+            with connect(address) as plain, trusting.wrap_socket(plain) as sock:
+                sock.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                told.append(read_to_end(sock).partition(b"\r\n")[0])
+        assert told == [b"HTTP/1.1 200 "] * 3
+
+
+def test_unix_sockets_outlive_a_worker_and_not_the_server(home: Path) -> None:
+    config, addresses = CONFIG, [f"unix:{home}/r.sock", "127.0.0.1:0"]
+    with Workers(home, 2, config, http=[f"unix:{home}/h.sock"], rpc=addresses) as server:
+        shard_map = server.shard_map()
+        assert [worker["http"] for worker in shard_map["workers"]] == [[f"unix:{home}/h.sock.{n}"] for n in range(2)]
+        assert [len(worker["rpc"]) for worker in shard_map["workers"]] == [2, 2]
+        files = [home / name for name in ("h.sock", "h.sock.0", "h.sock.1", "r.sock", "r.sock.0", "r.sock.1")]
+        server.kill_worker(0)
+        server.wait_whole()
+        assert all(file.is_socket() for file in files)
+        assert RpcClient(shard_map["workers"][0]["rpc"][0]).call("reserve", key="k")["result"] == "reserved"
+        assert server.terminate() == 0
+        assert not any(file.exists() for file in files)
 
 
 # ----------------------------------------------------------------------------------------------------- life and death

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,23 @@ class Workers(Server):
         workers: How many.
         config: See ``Server``; it has no ``[server]``.
         shards: Of a new directory.
+        http: See ``Server``.
+        rpc: See ``Server``.
     """
 
-    def __init__(self, home: Path, workers: int, config: str = "", *, shards: int = 6) -> None:
+    def __init__(
+        self,
+        home: Path,
+        workers: int,
+        config: str = "",
+        *,
+        shards: int = 6,
+        http: Sequence[str] = ("127.0.0.1:0",),
+        rpc: Sequence[str] = ("127.0.0.1:0",),
+    ) -> None:
         self.workers = workers
         self._shards = shards
-        super().__init__(home, config)
+        super().__init__(home, config, http=http, rpc=rpc)
 
     def start(self, *, shards: int | None = None) -> Workers:
         self._environment["IDEMACTOR_SERVER__WORKERS"] = str(self.workers)
