@@ -6,7 +6,7 @@ import functools
 import json
 import math
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -24,8 +24,9 @@ from idemactor.server.auth import Authenticator
 from idemactor.server.context import ServerContext
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
+from idemactor.shard.actor import Shard
 from idemactor.shard.router import Place, Router
-from idemactor.shard.start import Engines, open_engines, settle_journals
+from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
@@ -121,44 +122,42 @@ def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None
 
 async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]) -> None:
     async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
-        await _serve(given, worker, mine, engines, tell)
+        metrics, census = Metrics(), SharedCensus()
+        observer = Observers(metrics, LogObserver())
+        clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
+        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census)
+        peers = {
+            number: Peer(worker, number, census, metrics.counted)
+            for number in range(given.config.server.workers)
+            if number != worker
+        }
+        router = Router(_places(given, shards, peers), observer)
+        lane = Lane(router.route)
+        mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
+        context = ServerContext(
+            router,
+            given.config.namespaces,
+            Authenticator(given.config.tokens, given.config.namespaces),
+            observer,
+            metrics,
+            clock.now_ms,
+            given.doors.shard_map(given.directory.shards, worker),
+            functools.partial(_reports, worker, metrics, mesh),
+            lane,
+        )
+        async with mesh.running():
+            http, rpc = given.doors.http.of(worker), given.doors.rpc.of(worker)
+            await serve_doors(context, http, rpc, connections_max(len(mine)), lambda _: tell(READY))
 
 
-async def _serve(
-    given: Inheritance, worker: int, mine: Sequence[int], engines: Engines, tell: Callable[[bytes], None]
-) -> None:
-    config, directory = given.config, given.directory
-    metrics, census = Metrics(), SharedCensus()
-    observer = Observers(metrics, LogObserver())
-    clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-    others = [number for number in range(config.server.workers) if number != worker]
-    peers = {number: Peer(worker, number, census, metrics.counted) for number in others}
-    own = dict(
-        zip(mine, make_shards(config, dict(zip(mine, engines, strict=True)), clock, observer, census), strict=True)
-    )
+def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:
+    """All shards in order, this worker's own and the others'."""
+    own = {shard.number: shard for shard in shards}
+    return [
+        own.get(number) or RemoteShard(number, peers[worker_of(number, given.config.server.workers)])
+        for number in range(given.directory.shards)
+    ]
 
-    def place(shard: int) -> Place:
-        return own.get(shard) or RemoteShard(shard, peers[worker_of(shard, config.server.workers)])
 
-    router = Router([place(shard) for shard in range(directory.shards)], observer)
-    lane = Lane(router.route)
-    mesh = Mesh(worker, peers, given.sockets[worker], directory.path, router, lane, census)
-
-    async def reports() -> dict[int, str | None]:
-        return {worker: metrics.counted(), **await mesh.reports(INSPECT_MS_MAX)}
-
-    context = ServerContext(
-        router,
-        config.namespaces,
-        Authenticator(config.tokens, config.namespaces),
-        observer,
-        metrics,
-        clock.now_ms,
-        given.doors.shard_map(directory.shards, worker),
-        reports,
-        lane,
-    )
-    ready = functools.partial(tell, READY)
-    async with mesh.running():
-        http, rpc = given.doors.http.of(worker), given.doors.rpc.of(worker)
-        await serve_doors(context, http, rpc, connections_max(len(mine)), lambda _: ready())
+async def _reports(worker: int, metrics: Metrics, mesh: Mesh) -> dict[int, str | None]:
+    return {worker: metrics.counted(), **await mesh.reports(INSPECT_MS_MAX)}
