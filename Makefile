@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+GATEWAYS_STAMP := $(VENV)/.installed-gateways
 # The oldest supported Python comes first: Debian's own is enough. `make PYTHON=python3.13 ...` takes another.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 # Arguments for pytest and for the benchmarks, for example `make test ARGS="-k config"`.
@@ -34,8 +35,12 @@ $(STAMP): requirements.lock pyproject.toml scripts/make-venv
 serve: install ## Start the server with config.toml (CONFIG=other.toml takes another file).
 	exec $(BIN)/idemactor serve --config $(CONFIG)
 
-test: install ## Run the whole short suite.
+test: $(GATEWAYS_STAMP) ## Run the whole short suite.
 	$(BIN)/python -m pytest $(ARGS)
+
+$(GATEWAYS_STAMP): $(STAMP) requirements-gateways.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-gateways.lock
+	@touch $@
 
 check: install ## Lint, formatting, types, and the direction of the imports.
 	$(BIN)/ruff check .
@@ -62,6 +67,7 @@ LOCK := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --pytho
 lock: install ## Resolve pyproject.toml into the lock files (ARGS=--upgrade takes newer versions).
 	$(LOCK) --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
 	$(LOCK) --extra bench --constraint requirements.lock --output-file requirements-bench.lock $(ARGS) pyproject.toml
+	$(LOCK) --group gateways --output-file requirements-gateways.lock $(ARGS)
 
 clean: ## Remove the environment and every cache; data stays.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -64,6 +64,13 @@ class InvalidRequest(RequestError):
         super().__init__(Code.INVALID_REQUEST, detail, field=field)
 
 
+class Unauthorized(RequestError):
+    """A request whose sender has not proved who it is; the detail never says what would have passed."""
+
+    def __init__(self, detail: str, *, field: str | None = None) -> None:
+        super().__init__(Code.UNAUTHENTICATED, detail, field=field)
+
+
 class ConfigError(IdemactorError):
     """A configuration that cannot be used; the message names file, line and setting."""
 

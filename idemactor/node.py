@@ -22,6 +22,8 @@ from idemactor.config import DoorSection, ServerConfig
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -83,14 +85,24 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
         await settle_journals(directory, durability, 1)
         async with open_engines(directory, durability) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
-            await check_namespaces(config, engines, clock.now_ms())
+            await check_settings(config, engines, clock.now_ms())
             router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
-            authenticator = Authenticator(config.tokens, config.namespaces)
-            context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+            context = make_context(config, router, observer, metrics, clock)
             async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 await serve_doors(context, http, rpc, connections_max(directory.shards), announce)
+
+
+def make_context(
+    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
+) -> ServerContext:
+    """What the doors of a process are given."""
+    resolver = resolver_of(config.sources, clock.now_ms)
+    authenticator = Authenticator(config.tokens, config.namespaces, resolver)
+    context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+    context.sources = config.sources
+    return context
 
 
 async def serve_doors(
@@ -181,7 +193,7 @@ def first_ms(config: ServerConfig, opened: Sequence[Opened]) -> int:
         ) from error
 
 
-async def check_namespaces(config: ServerConfig, engines: Engines, now_ms: int) -> None:
+async def check_settings(config: ServerConfig, engines: Engines, now_ms: int) -> None:
     """A namespace that left the configuration while it has live records would leave them without a policy.
 
     Raises:
@@ -194,7 +206,16 @@ async def check_namespaces(config: ServerConfig, engines: Engines, now_ms: int) 
             f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has live records in"
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
+    _warn_of_sources(config)
     _warn_of_what_is_out_of_reach(config, engines)
+
+
+def _warn_of_sources(config: ServerConfig) -> None:
+    """What cannot be known about a source that somebody configured; the shipped ones nobody may be using."""
+    for name, source in config.sources.items():
+        if source is not SHIPPED.get(name):
+            for detail in source.doubts:
+                logs.log_event(_log, logging.WARNING, "source_memory_unsure", source=name, detail=detail)
 
 
 def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> None:

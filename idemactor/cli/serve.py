@@ -56,7 +56,7 @@ def serve(
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     mistakes: list[str] = []
     try:
-        _run(load(_config_path(config), environment=os.environ, flags=flags))
+        _run(load(config_path(config), environment=os.environ, flags=flags))
     except* (ConfigError, StartError) as group:
         # What the user can put right is said in words; everything else keeps its traceback.
         mistakes.extend(messages_of(group))
@@ -66,7 +66,8 @@ def serve(
         raise SystemExit(EXIT_USAGE)
 
 
-def _config_path(named: Path | None) -> Path | None:
+def config_path(named: Path | None) -> Path | None:
+    """The file to read: the one that is named, else ``config.toml`` where there is one."""
     if named is None and DEFAULT_CONFIG.exists():
         return DEFAULT_CONFIG
     return named

@@ -53,7 +53,8 @@ def load(
 
     Args:
         path: The TOML file; None: none, only the built-in defaults below the other sources.
-        environment: Variables by name; only those that begin with ``IDEMACTOR_`` count.
+        environment: Variables by name; those that begin with ``IDEMACTOR_`` are settings, and of the others only those
+            count that ``secret_env`` names.
         flags: Values by the dotted names of their settings (the keys of ``FLAGS``), those that were given.
 
     Raises:
@@ -63,7 +64,7 @@ def load(
     tree = Table(Origin(_BUILT_IN)) if path is None else read_file(path)
     problems = add_environment(tree, environment or {})
     add_flags(tree, flags or {})
-    config = build(tree, problems)
+    config = build(tree, problems, environment or {})
     problems.extend(check(config, tree))
     if problems:
         raise ConfigError("\n".join(str(problem) for problem in sorted(problems)))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
-from idemactor.config import kinds, model
+from idemactor.config import kinds, model, senders
 from idemactor.config.addresses import parse_address
 from idemactor.config.section import Section
 from idemactor.config.tree import Problem, Table
@@ -20,8 +21,14 @@ _DEFAULT_POLICY: Final = Policy()
 _POINTERS: Final = "JSON Pointers (RFC 6901)"
 
 
-def build(tree: Table, problems: list[Problem]) -> model.ServerConfig:
-    """The configuration in ``tree``; where it is wrong, ``problems`` grows and a default stands in."""
+def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) -> model.ServerConfig:
+    """The configuration in ``tree``; where it is wrong, ``problems`` grows and a default stands in.
+
+    Args:
+        tree: What all sources say, merged.
+        problems: What is wrong is added here.
+        environment: Where the secrets of senders are, by the names that the settings give.
+    """
     root = Section(tree, "", problems)
     config = model.ServerConfig(
         server=_server(root.section("server")),
@@ -30,6 +37,7 @@ def build(tree: Table, problems: list[Problem]) -> model.ServerConfig:
         tokens=_tokens(root.section("auth")),
         namespaces=_namespaces(root.section("namespaces")),
         log=_log(root.section("log")),
+        sources=senders.sources(root.section("sources"), environment),
     )
     root.close()
     return config

@@ -12,6 +12,8 @@ from typing import Final
 
 from idemactor.core import limits
 from idemactor.core.policy import Policy
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.source import Source
 from idemactor.server.auth import Role
 
 SHARDS_MAX: Final = 1_024
@@ -126,3 +128,4 @@ class ServerConfig:
     tokens: tuple[TokenEntry, ...] = ()
     namespaces: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
     log: LogSection = field(default_factory=LogSection)
+    sources: dict[str, Source] = field(default_factory=lambda: dict(SHIPPED))

@@ -23,6 +23,7 @@ def check(config: ServerConfig, tree: Table) -> Iterator[Problem]:
         yield from _check_reach(name, door, tree)
         yield from _check_tls(name, door, tree)
     yield from _check_tokens(config, tree)
+    yield from _check_sources(config, tree)
 
 
 def _doors(config: ServerConfig) -> tuple[tuple[str, DoorSection], ...]:
@@ -106,6 +107,29 @@ def _check_tokens(config: ServerConfig, tree: Table) -> Iterator[Problem]:
             if namespace != "*" and namespace not in config.namespaces:
                 known = ", ".join(sorted(config.namespaces))
                 yield _problem(tree, f"{where}.namespaces", f'there is no namespace "{namespace}"; there are {known}')
+
+
+def _check_sources(config: ServerConfig, tree: Table) -> Iterator[Problem]:
+    """A source has a namespace, and a memory that is as long as its sender's (the shipped ones are seen to here)."""
+    for name, source in config.sources.items():
+        where = f"sources.{name}"
+        if not _given(tree, where):
+            continue
+        policy = config.namespaces.get(source.namespace)
+        if policy is None:
+            known = ", ".join(sorted(config.namespaces))
+            yield _problem(tree, f"{where}.namespace", f'there is no namespace "{source.namespace}"; there are {known}')
+            continue
+        horizon_ms = source.retry_horizon_ms
+        for setting, memory_ms in source.memories(policy.ttl_ms):
+            if horizon_ms is not None and memory_ms < horizon_ms:
+                given = ("retry_horizon_ms", setting, "namespace")
+                yield _problem(
+                    tree,
+                    next((f"{where}.{one}" for one in given if _given(tree, f"{where}.{one}")), where),
+                    f"its sender may try again for {horizon_ms} ms, and {setting} remembers for {memory_ms} ms only:"
+                    " a late resend would be taken for another operation",
+                )
 
 
 def _given(tree: Table, setting: str) -> bool:

@@ -65,6 +65,10 @@ class Section:
             elif isinstance(self._table.members[name], Table):
                 yield name, section
 
+    def names(self) -> list[str]:
+        """Every member, for a table whose names the user chose and that are no names of ours."""
+        return list(self._table.members)
+
     def has(self, name: str) -> bool:
         """Was the setting given, rightly or wrongly?"""
         return name in self._table.members

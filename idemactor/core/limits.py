@@ -8,6 +8,8 @@ DAY_MS: Final = 86_400_000
 """Milliseconds in a day."""
 
 KEY_CHARS_MAX: Final = 256
+NAME_CHARS_MAX: Final = 63
+"""Of a namespace, a tenant, a token or a source."""
 HOLDER_CHARS_MAX: Final = 128
 REQUEST_ID_CHARS_MAX: Final = 128
 FINGERPRINT_CHARS_MAX: Final = 128

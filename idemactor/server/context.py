@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from idemactor.core.policy import Policy
+from idemactor.gateway.source import Source
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
@@ -30,6 +31,7 @@ class ServerContext:
             this process.
         lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
+        sources: The kinds of sender that are known, by name.
     """
 
     router: Router
@@ -42,3 +44,4 @@ class ServerContext:
     reports: Callable[[], Awaitable[dict[int, str | None]]] | None = None
     lane: Lane | None = None
     draining: bool = False
+    sources: Mapping[str, Source] = field(default_factory=dict)

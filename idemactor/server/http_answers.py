@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from idemactor.core.commands import Command
 from idemactor.core.limits import RETRY_AFTER_S_MAX
 from idemactor.core.queries import Query
+from idemactor.core.replies import Reserved
+from idemactor.core.values import slotted
 from idemactor.errors import Code, RequestError
 from idemactor.shard.mailbox import Answer
-from idemactor.wire.answers import body_of, status_of
+from idemactor.wire.answers import CREATED, body_of, reserved_json, status_of
 from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code, problem
 from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
 from idemactor.wire.requests import Dialect
@@ -24,10 +26,10 @@ _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 _MS_PER_S: Final = 1_000
 _CHALLENGE: Final = "Bearer"
 """RFC 9110, section 11.6.1: a 401 says how to authenticate."""
-_ACQUIRING_ENDS: Final = ("/reserve", "/accept")
+_ACQUIRING_ENDS: Final = ("/reserve", "/accept", "/authorize", "/verdict")
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Told:
     """An answer before any framework: its status, its body, and the headers that are its own."""
 
@@ -44,6 +46,8 @@ def told(members: Mapping[str, object], status: int = 200, media_type: str = JSO
 
 def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Told:
     """The answer to a call that reached its shard."""
+    if type(answer) is Reserved:
+        return Told(CREATED, JSON_TYPE, reserved_json(answer))
     members = body_of(answer, command, operator=is_operator, dialect=Dialect.JSON)
     status = status_of(answer, command)
     refusal = refusal_of(answer)
@@ -53,13 +57,14 @@ def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> 
     return replace(told(members, status, MEDIA_TYPE), headers=_retry_after(retry_after_s(answer)))
 
 
-def refused(error: RequestError, path: str) -> Told:
-    """The answer to a call that never reached the table of states."""
+def refused(error: RequestError, path: str, status: int | None = None) -> Told:
+    """The answer to a call that never reached the table of states; with the status of its code where none is given."""
     members: dict[str, object] = {} if error.field is None else {"field": error.field}
     retry_s = None
     if error.retry_after_ms is not None:
         retry_s = min(RETRY_AFTER_S_MAX, max(1, -(-error.retry_after_ms // _MS_PER_S)))
-    return problem_told(http_status_of_code(error.code), error.code, error.detail, path, members, retry_s)
+    status = http_status_of_code(error.code) if status is None else status
+    return problem_told(status, error.code, error.detail, path, members, retry_s)
 
 
 def problem_told(

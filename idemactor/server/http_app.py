@@ -18,16 +18,17 @@ from idemactor.core.commands import Reserve
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
-from idemactor.server import operations
+from idemactor.server import http_authorize, operations
 from idemactor.server.auth import Principal, forbidden
 from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
+from idemactor.server.http_shared import DOOR
 from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
 from idemactor.wire.requests import COMMAND_OPS, Dialect, Scope, command_from
 
-DOOR: Final = "http"
+NO_CONTENT: Final = 204
 READY_RETRY_S: Final = 1
 """When to ask again whether a server is ready that was not."""
 
@@ -42,6 +43,7 @@ _ORIGIN: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 """What comes before the path where a target is in absolute form (RFC 9112, section 3.2.2)."""
 
 View = Callable[..., Awaitable[Response]]
+ForwardAuth = Callable[[ServerContext, HttpRequest, str], Awaitable[Told]]
 
 
 def build_app(context: ServerContext) -> QuartTrio:
@@ -57,12 +59,16 @@ def build_app(context: ServerContext) -> QuartTrio:
     views = _Views(context)
     for op in sorted(COMMAND_OPS):
         _route(app, "POST", f"/v1/<namespace>/{op}", partial(views.command, op))
+    _route(app, "POST", "/v1/<namespace>/key", views.key)
     _route(app, "POST", "/v1/batch", views.batch)
     _route(app, "GET", "/v1/<namespace>/records", partial(views.listing, "records"))
     _route(app, "GET", "/v1/<namespace>/incidents", partial(views.listing, "incidents"))
     _route(app, "POST", "/v1/<namespace>/incidents/<incident_id>/acknowledge", views.acknowledge)
     _route(app, "GET", "/v1/<namespace>/policy", views.policy)
     _route(app, "GET", "/v1/shards", views.shards)
+    # A gateway asks with its own method or with that of the request that it asks about.
+    _route(app, None, "/v1/<namespace>/authorize", partial(views.forward_auth, http_authorize.authorize))
+    _route(app, None, "/v1/<namespace>/verdict", partial(views.forward_auth, http_authorize.verdict))
     _route(app, "GET", "/livez", views.livez)
     _route(app, "GET", "/readyz", views.readyz)
     _route(app, "GET", "/metrics", views.metrics)
@@ -82,8 +88,16 @@ async def _refuse_loose_path() -> None:
         raise RequestError(Code.NOT_FOUND, "there is nothing at this path")
 
 
-def _route(app: QuartTrio, method: str, path: str, view: View) -> None:
-    app.add_url_rule(path, endpoint=f"{method} {path}", view_func=_as_function(view), methods=[method])
+def _route(app: QuartTrio, method: str | None, path: str, view: View) -> None:
+    """Route ``path`` to ``view``, for one method or, None, for any there may be."""
+    endpoint = f"{method or 'any'} {path}"
+    if method is not None:
+        app.add_url_rule(path, endpoint=endpoint, view_func=_as_function(view), methods=[method])
+        return
+    # With ``add_url_rule``, no methods would mean GET.
+    rule = app.url_rule_class(path, methods=None, endpoint=endpoint, provide_automatic_options=False)
+    app.url_map.add(rule)
+    app.view_functions[endpoint] = _as_function(view)
 
 
 def _as_function(view: View) -> View:
@@ -124,6 +138,20 @@ class _Views:
         answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
         return _response(told(batch.body(answers)))
 
+    async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:
+        answer = await call(self._context, _current(), namespace)
+        response = Response(answer.body, answer.status)
+        # A stored answer has the fields that it was stored with: one may be there twice, and its type may be missing.
+        response.headers.remove("content-type")
+        if answer.status == NO_CONTENT:
+            # RFC 9110, section 8.6: it has no length either.
+            response.headers.remove("content-length")
+        if answer.media_type:
+            response.headers["content-type"] = answer.media_type
+        for name, value in answer.headers:
+            response.headers.add(name, value)
+        return response
+
     # ------------------------------------------------------------------------------------------------------ questions
 
     async def listing(self, name: str, namespace: str) -> Response:
@@ -140,6 +168,13 @@ class _Views:
         ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
         _current().handed_over.set()
         return _response(told(await ask()))
+
+    async def key(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "key")
+        if request.headers.getlist(KEY_HEADER):
+            raise InvalidRequest("the request that the source reads has its own Idempotency-Key", field="key")
+        members = await read_members(request, "key")
+        return _response(told(operations.key(scope, members, Dialect.JSON)))
 
     async def policy(self, namespace: str) -> Response:
         return _response(told(operations.policy(self._scope(namespace, "policy"))))

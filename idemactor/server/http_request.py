@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -18,14 +17,13 @@ from idemactor.core.limits import BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server.http_shared import HANGING_UP_MS
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
+from idemactor.wire.media import is_json
 from idemactor.wire.strict_json import InvalidJSON, parse
 
 KEY_HEADER: Final = "Idempotency-Key"
 
 _MS_PER_S: Final = 1_000
 _OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve"})
-_JSON_TYPE: Final = re.compile(r"application/json|[a-z0-9!#$&^_.+-]+/[a-z0-9!#$&^_.+-]+\+json")
-"""RFC 8259, section 11, and the structured suffix of RFC 6839, section 3.1, whatever the type it is a suffix of."""
 
 
 class HttpRequest(TrioRequest):
@@ -74,7 +72,7 @@ async def read_members(request: Request, op: str) -> dict[str, object]:
         RequestError: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE or INVALID_REQUEST.
     """
     has_type = _check_type(request.headers)
-    body = await _read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
+    body = await read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
     if not body:
         return {}
     return members_of(body, has_type=has_type)
@@ -127,12 +125,17 @@ def _check_type(headers: Headers) -> bool:
     values = headers.getlist("Content-Type")
     if not values:
         return False
-    if len(values) > 1 or not _JSON_TYPE.fullmatch(values[0].partition(";")[0].strip().lower()):
+    if len(values) > 1 or not is_json(values[0]):
         raise RequestError(Code.UNSUPPORTED_MEDIA_TYPE, "the content type is application/json, once")
     return True
 
 
-async def _read_body(request: Request, bytes_max: int) -> bytes:
+async def read_body(request: Request, bytes_max: int) -> bytes:
+    """The body of a request, read no further than it may be long.
+
+    Raises:
+        RequestError: TOO_LARGE.
+    """
     if (request.content_length or 0) > bytes_max:
         raise _too_large(bytes_max)
     body = bytearray()

@@ -14,6 +14,9 @@ from hypercorn.typing import AppWrapper, LifespanState
 from idemactor.server.http_protocol import Phase
 from idemactor.server.listeners import CONNECTIONS_MAX_DEFAULT, AcceptObserver
 
+DOOR: Final = "http"
+"""What this door is called where doors are told apart."""
+
 WRITE_BYTES: Final = 65_536
 """An answer is written in pieces of this size, so that a slow client that does read is not cut off."""
 

@@ -31,11 +31,14 @@ from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.wire.answers import body_of, policy_body
+from idemactor.wire.calls import KEY
 from idemactor.wire.fields import text_reader
 from idemactor.wire.listings import Walk, acknowledge_from, incidents_walk, records_walk
 from idemactor.wire.problems import problem
 from idemactor.wire.refusals import detail_of, refusal_of
-from idemactor.wire.requests import Dialect, Scope, command_from
+from idemactor.wire.requests import Dialect, Scope, command_from, members_of, resolved_from
+from idemactor.wire.requests import Members as MemberTable
+from idemactor.wire.sourced import key_body
 
 INSPECT_MS_MAX: Final = 1_000
 """How long a shard may take to say how it stands, for ``/metrics`` and ``/readyz``."""
@@ -189,6 +192,19 @@ def shards(context: ServerContext, principal: Principal | None) -> dict[str, obj
 def policy(scope: Scope) -> dict[str, object]:
     """The published expiry policy of a namespace."""
     return policy_body(scope.namespace, scope.policy)
+
+
+_KEY_MEMBERS: Final = {dialect: MemberTable(KEY, dialect) for dialect in Dialect}
+
+
+def key(scope: Scope, members: Members, dialect: Dialect) -> dict[str, object]:
+    """A dry run: the key that a reserve with the same source and request would have, and what it stands for.
+
+    Raises:
+        InvalidRequest: The one that such a reserve would get.
+        RequestError: UNAUTHENTICATED, as such a reserve.
+    """
+    return key_body(resolved_from(members_of(_KEY_MEMBERS[dialect], members), scope))
 
 
 def records(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:

@@ -190,6 +190,11 @@ class RpcCalls:
         result = {"result": "authenticated", "tenant": self._principal.tenant, "role": str(self._principal.role)}
         self._say(request.msgid, result)
 
+    def _key(self, request: Request) -> None:
+        namespace = self._namespace(request.params)
+        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        self._say(request.msgid, operations.key(scope, request.params, Dialect.MSGPACK))
+
     def _policy(self, request: Request) -> None:
         namespace = self._namespace(request.params)
         scope = self._context.authenticator.scope(self._principal, namespace, request.method)
@@ -243,6 +248,7 @@ class RpcCalls:
 _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
     "ping": RpcCalls._ping,
     "auth": RpcCalls._auth,
+    "key": RpcCalls._key,
     "policy": RpcCalls._policy,
     "shards": RpcCalls._shards,
     "batch": RpcCalls._batched,

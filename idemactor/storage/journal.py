@@ -13,18 +13,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
 from idemactor.storage.base import CommitResult
 from idemactor.storage.journal_file import JournalFile, Row
-from idemactor.storage.pace import Pace
+from idemactor.storage.pace import Pace, Threads
 
 T = TypeVar("T")
-
-Threads = Literal["auto", "never", "always"]
-"""Where work runs: as the disk's speed has it; on the event loop (tests with a mock clock); in a thread."""
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest body that is worth a detour through the journal; a larger batch goes to the shard's file at once."""

@@ -6,7 +6,10 @@ So the disk is measured: a moving average with two thresholds, so that a disk be
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
+
+Threads = Literal["auto", "never", "always"]
+"""Where work runs: as the disk's speed has it; on the event loop (tests with a mock clock); in a thread."""
 
 SLOW_S: Final = 0.003
 """Above this average, seconds, work goes to a thread: the loop would stand still for longer than ten hops take."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 import trio
 
@@ -18,14 +18,11 @@ from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.storage import sqlite_reads
 from idemactor.storage.base import Batch, CommitResult, Opened, RecordQuery, StoredIncident
-from idemactor.storage.pace import Pace
+from idemactor.storage.pace import Pace, Threads
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.sqlite_wal import Durability
 
 T = TypeVar("T")
-
-Threads = Literal["auto", "never", "always"]
-"""Where work runs: as the disk's speed has it; on the event loop (tests with a mock clock); in a thread."""
 
 THREADS_PER_SHARD: Final = 1
 """A shard does one thing at a time. A limiter of its own keeps it from waiting behind other users of threads."""

@@ -15,13 +15,11 @@ import trio
 from idemactor.config import ServerConfig
 from idemactor.core.clock import Clock
 from idemactor.core.keys import worker_of
-from idemactor.node import boottime_s, check_namespaces, connections_max, first_ms, make_shards, serve_doors
+from idemactor.node import boottime_s, check_settings, connections_max, first_ms, make_context, make_shards, serve_doors
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
-from idemactor.server.auth import Authenticator
-from idemactor.server.context import ServerContext
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.shard.actor import Shard
@@ -81,7 +79,7 @@ async def _prepare(config: ServerConfig, directory: DataDirectory) -> Epoch:
     await settle_journals(directory, config.server.durability.value, config.server.workers)
     async with open_engines(directory, config.server.durability.value) as engines:
         epoch = Epoch(first_ms(config, [opened for _, opened in engines]), boottime_s())
-        await check_namespaces(config, engines, epoch.start_ms)
+        await check_settings(config, engines, epoch.start_ms)
     return epoch
 
 
@@ -134,17 +132,10 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         router = Router(_places(given, shards, peers), observer)
         lane = Lane(router.route)
         mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
-        context = ServerContext(
-            router,
-            given.config.namespaces,
-            Authenticator(given.config.tokens, given.config.namespaces),
-            observer,
-            metrics,
-            clock.now_ms,
-            given.doors.shard_map(given.directory.shards, worker),
-            functools.partial(_reports, worker, metrics, mesh),
-            lane,
-        )
+        context = make_context(given.config, router, observer, metrics, clock)
+        context.shard_map = given.doors.shard_map(given.directory.shards, worker)
+        context.reports = functools.partial(_reports, worker, metrics, mesh)
+        context.lane = lane
         async with mesh.running():
             http, rpc = given.doors.http.of(worker), given.doors.rpc.of(worker)
             await serve_doors(context, http, rpc, connections_max(len(mine)), lambda _: tell(READY))

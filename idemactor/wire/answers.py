@@ -5,6 +5,7 @@ A refusal is an answer like any other here; only what never reached a shard is a
 
 from __future__ import annotations
 
+import json
 from typing import Final, TypeAlias, assert_never
 
 from idemactor.core.commands import Accept, Command, Reserve, Resolve
@@ -57,9 +58,13 @@ __all__ = [
     "problem",
     "refusal_of",
     "reserved_body",
+    "reserved_json",
     "retry_after_s",
     "status_of",
 ]
+
+_quoted: Final = json.encoder.encode_basestring_ascii
+_BOOL: Final = ("false", "true")
 
 CREATED: Final = 201
 OK: Final = 200
@@ -139,6 +144,16 @@ def reserved_body(answer: Reserved) -> dict[str, object]:
         "takeover": answer.attempt > 1,
         "repeated": answer.repeated,
     }
+
+
+def reserved_json(answer: Reserved) -> bytes:
+    """``reserved_body`` as JSON: the one answer that most calls get is put together, not taken apart by an encoder."""
+    return (
+        f'{{"result":"reserved","proceed":true,"key":{_quoted(answer.key)},"token":{answer.token}'
+        f',"attempt":{answer.attempt},"operation_id":"{answer.operation_id}","reserved_at":{answer.reserved_at}'
+        f',"lease_expires_at":{answer.lease_expires_at},"takeover":{_BOOL[answer.attempt > 1]}'
+        f',"repeated":{_BOOL[answer.repeated]}}}'
+    ).encode()
 
 
 _Refused: TypeAlias = (

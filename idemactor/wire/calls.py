@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 from idemactor.wire import fields
 from idemactor.wire.fields import Field
 from idemactor.wire.outcomes import OUTCOME
+from idemactor.wire.raw_requests import REQUEST
 
 # The key may come in a header instead, which counts as this member.
 _KEY: Final = Field("key", fields.KEY, "What must not happen twice; compared exactly.", required=True)
@@ -17,8 +19,13 @@ _OUTCOME: Final = Field("outcome", OUTCOME, "What the operation answered.")
 _REASON: Final = Field("reason", fields.REASON, "Why, for people.")
 _LEASE_MS: Final = Field("lease_ms", fields.LEASE_MS, "How long the holder may work.")
 
+_SOURCE: Final = Field("source", fields.SOURCE, "Whose request it is: what finds its key. Together with request.")
+_REQUEST: Final = Field("request", REQUEST, "The sender's request as it came, instead of a key and a payload.")
+
 _ACQUIRING: Final = (
     _KEY,
+    _SOURCE,
+    _REQUEST,
     Field("fingerprint", fields.FINGERPRINT, "The caller's own digest of the payload; not beside a payload."),
     Field("payload", fields.PAYLOAD, "What the key stands for, to be fingerprinted by the namespace's rule."),
     Field("payload_json", fields.PAYLOAD_JSON, "The payload as JSON text, its decimals exact.", rpc_only=True),
@@ -55,6 +62,9 @@ CALLS: Final[Mapping[str, tuple[Field, ...]]] = {
 }
 """The members of each command, by its name."""
 
+KEY: Final = (replace(_SOURCE, required=True), replace(_REQUEST, required=True))
+"""The members of the dry run that tells the key of a request."""
+
 PAGING: Final = (
     Field("cursor", fields.CURSOR, "Where the page before this one ended: its next."),
     Field("limit", fields.LIST_LIMIT, "How many at most; 100 where it is left out."),
@@ -74,5 +84,14 @@ INCIDENTS: Final = PAGING
 ACKNOWLEDGE: Final = (Field("id", fields.INCIDENT_ID, "The incident's id, as listed.", required=True),)
 """Over HTTP the id is in the path."""
 
-EXCLUSIVE: Final = (("fingerprint", "payload"), ("ttl_ms", "window_ms"))
+EXCLUSIVE: Final = (
+    ("fingerprint", "payload"),
+    ("ttl_ms", "window_ms"),
+    ("source", "key"),
+    ("source", "fingerprint"),
+    ("source", "payload"),
+)
 """Members that say the same thing in two ways: a call has one of them."""
+
+TOGETHER: Final = (("source", "request"),)
+"""Members that come together or not at all."""

@@ -217,6 +217,7 @@ KEY: Final = Kind(
 FINGERPRINT: Final = Kind(_FINGERPRINT_TEXT.schema, _fingerprint_reader)
 PAYLOAD: Final = Kind({}, _payload_reader)
 PAYLOAD_JSON: Final = Kind({"type": "string"}, _payload_json_reader)
+SOURCE: Final = text(limits.NAME_CHARS_MAX, chars_min=1)
 TOKEN: Final = integer(1, limits.TOKEN_MAX)
 LEASE_MS: Final = integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
 TTL_MS: Final = integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)

@@ -9,6 +9,7 @@ from idemactor import __version__
 from idemactor.core.limits import KEY_CHARS_MAX
 from idemactor.wire.calls import INCIDENTS, RECORDS
 from idemactor.wire.fields import Field
+from idemactor.wire.openapi_gateways import gateway_paths
 from idemactor.wire.openapi_schemas import NAMESPACE, Schema, code_of, components, one_of, ref
 from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code
 from idemactor.wire.requests import OPERATOR_OPS
@@ -107,7 +108,9 @@ def document(version: str = __version__) -> dict[str, object]:
         "paths": {
             **{f"/v1/{{namespace}}/{op}": {"post": _command(op)} for op in _COMMANDS},
             **_operator_paths(),
+            "/v1/{namespace}/key": {"post": _key()},
             "/v1/{namespace}/policy": {"get": _policy()},
+            **gateway_paths(_NAMESPACE_PARAMETER),
             "/v1/batch": {"post": _batch()},
             "/v1/shards": {"get": _shards()},
             **_open_paths(),
@@ -161,6 +164,16 @@ def _operator_paths() -> Schema:
     return {
         **{f"/v1/{{namespace}}/{name}": item for name, item in listings.items()},
         "/v1/{namespace}/incidents/{id}/acknowledge": {"post": acknowledge},
+    }
+
+
+def _key() -> Schema:
+    return {
+        "operationId": "key",
+        "summary": "The key that a reserve with the same source and request would have: a dry run",
+        "parameters": [_NAMESPACE_PARAMETER],
+        "requestBody": _body("KeyRequest"),
+        "responses": {**_successes({200: ("Key",)}), **_problems((*_ANY_CALL, *_WITH_BODY, *_WITH_NAMESPACE))},
     }
 
 

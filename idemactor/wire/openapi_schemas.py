@@ -9,11 +9,12 @@ from idemactor.core import limits
 from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable
 from idemactor.errors import Code
 from idemactor.wire import fields
-from idemactor.wire.calls import CALLS, EXCLUSIVE
+from idemactor.wire.calls import CALLS, EXCLUSIVE, KEY, TOGETHER
 from idemactor.wire.fields import Field
 from idemactor.wire.outcomes import SHOWN_SCHEMA
 from idemactor.wire.policies import LIMITS
 from idemactor.wire.requests import BATCH_OPS
+from idemactor.wire.sourced import Rule
 
 Schema: TypeAlias = dict[str, Any]
 
@@ -104,9 +105,15 @@ def request_schema(table: tuple[Field, ...]) -> Schema:
         "required": [field.name for field in known if field.required and field.name != "key"],
         "additionalProperties": False,
     }
-    pairs = [pair for pair in EXCLUSIVE if names.issuperset(pair)]
-    if pairs:
-        schema["allOf"] = [{"not": _both(pair)} for pair in pairs]
+    rules: list[Schema] = [{"not": _given(*pair)} for pair in EXCLUSIVE if names.issuperset(pair)]
+    rules += [
+        {"if": _given(one), "then": _given(other)}
+        for pair in TOGETHER
+        if names.issuperset(pair)
+        for one, other in (pair, pair[::-1])
+    ]
+    if rules:
+        schema["allOf"] = rules
     return schema
 
 
@@ -118,7 +125,8 @@ def _member(field: Field) -> Schema:
     return shown | {"description": field.about}
 
 
-def _both(names: tuple[str, str]) -> Schema:
+def _given(*names: str) -> Schema:
+    """What has all of these, none of them null."""
     return {"required": list(names), "properties": {name: {"not": NULL} for name in names}}
 
 
@@ -139,10 +147,11 @@ def _batch_schema() -> Schema:
 
 def _op_schema(op: str) -> Schema:
     schema = request_schema(tuple(field for field in CALLS[op] if field.name != "wait_ms"))
+    schema["properties"] = {"op": {"const": op}, "namespace": NAMESPACE, **schema["properties"]}
+    schema["required"] = ["op", "namespace", *schema["required"]]
     # No header brings the key of a call in a batch.
-    key = {"key": dict(fields.KEY.schema)}
-    schema["properties"] = {"op": {"const": op}, "namespace": NAMESPACE, **schema["properties"], **key}
-    schema["required"] = ["op", "namespace", "key", *schema["required"]]
+    ways = [_given("key")] + ([_given("source", "request")] if "source" in schema["properties"] else [])
+    schema.setdefault("allOf", []).append({"anyOf": ways})
     return schema
 
 
@@ -302,6 +311,16 @@ _POLICY: Final[Schema] = _object(
     }
 )
 
+_KEY: Final[Schema] = _answer(
+    "key",
+    {
+        "key": fields.KEY.schema,
+        "fingerprint": fields.FINGERPRINT.schema,
+        "rule": {**_words(Rule), "description": "Where the key was found."},
+        "source": fields.SOURCE.schema,
+    },
+)
+
 _IN_BATCH: Final = (
     *(name for name in _SUCCESSES if name not in ("Forgotten", "Acknowledged")),
     *(name for name, schema in _REFUSALS.items() if "result" in schema["properties"]),
@@ -324,6 +343,8 @@ def components() -> dict[str, Schema]:
     return {
         **{f"{op.capitalize()}Request": request_schema(table) for op, table in CALLS.items()},
         "BatchRequest": _batch_schema(),
+        "KeyRequest": request_schema(KEY),
+        "Key": _KEY,
         "Outcome": SHOWN_SCHEMA,
         "Record": _object({**_LISTED_RECORD, "outcome": or_null(ref("Outcome"))}),
         "ListedRecord": _object(_LISTED_RECORD),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from idemactor.core.commands import (
@@ -24,6 +24,7 @@ from idemactor.core.policy import Policy
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.calls import CALLS
 from idemactor.wire.fields import Dialect, Field, Reader
+from idemactor.wire.sourced import Resolved, Resolver
 
 __all__ = [
     "BATCH_OPS",
@@ -34,6 +35,7 @@ __all__ = [
     "Scope",
     "command_from",
     "members_of",
+    "resolved_from",
 ]
 
 COMMAND_OPS: Final = frozenset(CALLS)
@@ -58,12 +60,14 @@ class Scope:
         namespace: One that is configured and that the caller may use.
         policy: Its settings.
         operator: Whether the caller may do what operators may.
+        resolver: Finds the keys of requests by their sources; None: there are no sources.
     """
 
     tenant: str
     namespace: str
     policy: Policy
     operator: bool
+    resolver: Resolver | None = field(default=None, compare=False, repr=False)
 
 
 class Members:
@@ -129,7 +133,8 @@ def command_from(
     Raises:
         InvalidRequest: There is no such call, or a member is unknown, missing, of the wrong type or out of its
             bounds, or stands beside one that excludes it; ``field`` names it.
-        RequestError: FORBIDDEN, where only operators may.
+        RequestError: FORBIDDEN, where only operators may; UNAUTHENTICATED, where the sender of a request that
+            came with its source has not proved who it is.
     """
     call = (_JSON_CALLS if dialect is Dialect.JSON else _MSGPACK_CALLS).get(op)
     if call is None or (in_batch and op not in BATCH_OPS):
@@ -139,12 +144,42 @@ def command_from(
     values = _read(call.members.readers, members)
     if header_key is not None and values.setdefault("key", header_key) != header_key:
         raise InvalidRequest("the key of the body is not the key of the Idempotency-Key header", field="key")
+    if "source" in values or "request" in values:
+        _resolve(values, scope)
     for name in call.members.required:
         if name not in values:
             raise InvalidRequest(f"{name} is missing", field=name)
     if call.acquires:
         _check_acquiring(values, scope.policy.fingerprint, in_batch)
     return call.build(Identity(scope.tenant, scope.namespace, values.pop("key")), **values)
+
+
+def resolved_from(values: Mapping[str, Any], scope: Scope) -> Resolved:
+    """What the source makes of the request that comes with it; ``values`` are read members.
+
+    Raises:
+        InvalidRequest: There is no such source, or it finds no key.
+        RequestError: UNAUTHENTICATED: the sender has not proved who it is.
+    """
+    if scope.resolver is None:
+        raise InvalidRequest("there are no sources here", field="source")
+    return scope.resolver(values["source"], values["request"])
+
+
+def _resolve(values: dict[str, Any], scope: Scope) -> None:
+    """Put what a source finds in the place of the source and the request."""
+    for name in ("source", "request"):
+        if name not in values:
+            raise InvalidRequest(f"{name} is missing: source and request come together", field=name)
+    for name in ("key", "fingerprint", "payload", "payload_json"):
+        if name in values:
+            raise InvalidRequest(f"a request that comes with its source says its {name} itself", field=name)
+    resolved = resolved_from(values, scope)
+    del values["source"], values["request"]
+    values["key"], values["fingerprint"] = resolved.key, resolved.fingerprint
+    # Who calls may know better how long to remember; otherwise the source does.
+    if "ttl_ms" not in values and "window_ms" not in values:
+        values |= {"window_ms": resolved.window_ms, "ttl_ms": resolved.ttl_ms}
 
 
 def members_of(table: Members, members: Mapping[str, object]) -> dict[str, Any]:
@@ -174,7 +209,7 @@ def _read(readers: Mapping[str, Reader], members: Mapping[str, object]) -> dict[
 
 def _check_acquiring(values: dict[str, Any], rule: FingerprintRule, in_batch: bool) -> None:
     """What members of reserve and accept mean together; a payload gives way to its fingerprint."""
-    if "ttl_ms" in values and "window_ms" in values:
+    if values.get("ttl_ms") is not None and values.get("window_ms") is not None:
         raise InvalidRequest("ttl_ms and window_ms exclude each other", field="window_ms")
     if in_batch and "wait_ms" in values:
         raise InvalidRequest("nothing waits in a batch", field="wait_ms")

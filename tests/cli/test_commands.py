@@ -626,7 +626,7 @@ def test_an_address_or_a_certificate_that_is_none(
 
 # ----------------------------------------------------------------------------------------------------------- help pages
 
-ASKING = [name for name in main_module._COMMANDS if name not in ("serve", "check")]
+ASKING = [name for name in main_module._COMMANDS if name not in ("serve", "check", "key")]
 
 
 def command(name: str) -> click.Command:

@@ -85,8 +85,9 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
         path = file.with_name(name)
         path.write_text("PEM")
         text = text.replace(name, str(path))
-    config = load_text(file, text)
+    config = load_text(file, text, environment={"STRIPE_WEBHOOK_SECRET": "whsec_"})
     assert config.server.shards == 4
+    assert config.sources["stripe"].verify is not None
     assert config.http.client_ca == file.with_name("clients.pem")
     assert config.tokens[0].role is Role.CALLER
 

@@ -15,6 +15,9 @@ from idemactor.core.clock import Clock
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.limits import LEASE_MS_MAX
 from idemactor.core.policy import OnDuplicate, Policy
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.resolve import resolver_of
+from idemactor.gateway.source import Source
 from idemactor.observability.metrics import Metrics
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
@@ -71,6 +74,7 @@ async def running(
     tokens: Sequence[TokenEntry] = (),
     mailbox_max: int = 4_096,
     run: bool = True,
+    sources: Mapping[str, Source] = SHIPPED,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
@@ -95,7 +99,9 @@ async def running(
             )
         )
     router = Router(actors, metrics)
-    context = ServerContext(router, POLICIES, Authenticator(tokens, POLICIES), metrics, metrics, time.now_ms)
+    authenticator = Authenticator(tokens, POLICIES, resolver_of(sources, time.now_ms))
+    context = ServerContext(router, POLICIES, authenticator, metrics, metrics, time.now_ms)
+    context.sources = sources
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)

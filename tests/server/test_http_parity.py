@@ -203,6 +203,61 @@ async def test_an_operation_from_reserve_to_replay(mock_clock: MockClock) -> Non
     assert any(field.startswith(b"retry-after: ") for field in lanes.fast[2][1])
 
 
+RAW = {"method": "POST", "path": "/h?a=1", "headers": [["X-GitHub-Delivery", "d-1"]], "body": "{}"}
+
+
+async def test_a_request_with_its_source(mock_clock: MockClock) -> None:
+    sourced: dict[str, Any] = {"source": "github", "request": RAW}
+    other: dict[str, Any] = {"source": "github", "request": {**RAW, "body_b64": "AAE=", "body": None}}
+    lanes = await agree(
+        mock_clock,
+        call("reserve", **sourced, request_id="r"),
+        call("reserve", **sourced),
+        call("accept", **other),
+        call("commit", key="d-1", token=1),
+        call("accept", **sourced),
+        call("reserve", **sourced, key="k"),
+        call("reserve", "Idempotency-Key: k", **sourced),
+        call("reserve", **sourced, payload=1),
+        call("reserve", source="github"),
+        call("accept", request=RAW),
+        call("reserve", **sourced | {"source": "hub"}),
+        call("reserve", source="github", request={**RAW, "headers": []}),
+        call("reserve", source="github", request={**RAW, "more": 1}),
+        post("/v1/batch", {"ops": [{"op": "accept", "namespace": "small", **sourced}, {"op": "get", **sourced}]}),
+        status=[201, 409, 422, 200, 200, *[400] * 8, 200],
+    )
+    told = [json.loads(reply[2]) for reply in lanes.fast]
+    assert told[0]["key"] == "d-1"
+    fields = ["key", "key", "payload", "request", "source", "source", "header:X-GitHub-Delivery", "request"]
+    assert [members["field"] for members in told[5:13]] == fields
+    assert all(members["proceed"] is False for members in told[1:13] if "expires_at" not in members)
+    assert [members.get("result") for members in told[13]["results"]] == ["accepted", None]
+
+
+async def test_a_dry_run(mock_clock: MockClock) -> None:
+    sourced: dict[str, Any] = {"source": "github", "request": RAW}
+    lanes = await agree(
+        mock_clock,
+        call("key", **sourced),
+        call("key", **sourced, key="k"),
+        call("key", source="github"),
+        call("key", "Idempotency-Key: k", **sourced),
+        call("key", namespace="nowhere", **sourced),
+        call("get", key="d-1"),
+        status=[200, 400, 400, 400, 404, 404],
+        handed_over=True,
+    )
+    told = json.loads(lanes.fast[0][2])
+    assert told == {
+        "result": "key",
+        "key": "d-1",
+        "fingerprint": told["fingerprint"],
+        "rule": "source",
+        "source": "github",
+    }
+
+
 async def test_releases_and_keys_without_a_record(mock_clock: MockClock) -> None:
     await agree(
         mock_clock,

@@ -18,10 +18,11 @@ from idemactor.storage import directory, journal_file, journaled, sqlite_wal
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory, shard_name
-from idemactor.storage.journal import Journal, Threads
+from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import JournalFile, Row, create_journal
 from idemactor.storage.journaled import WRITE_BEHIND_ROWS, JournaledEngine
+from idemactor.storage.pace import Threads
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_create import create_file
 from tests.storage.contract import EngineContract, incident

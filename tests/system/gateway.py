@@ -1,34 +1,28 @@
 """A small webhook gateway in front of a real server: reserve, call the exchange, commit, release or doubt.
 
-It finds the key of a webhook as its case's ``profile`` says, and sends what is left of the payload along for the
-fingerprint. Where the exchange did not say what became of an order, the gateway says so too, and a reconciler
-settles it later.
+It hands each webhook on as it came, with the name of its source. Where the exchange did not say what became of an
+order, the gateway says so too, and a reconciler settles it later.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
-from urllib.parse import parse_qsl
 
-from idemactor.core.fingerprint import canonical
-from idemactor.errors import IdemactorError
-from idemactor.wire.strict_json import parse
+from idemactor.gateway.request import RawRequest
+from tests.gateway.payloads import OWN_TOML, Payload, payloads, request_members
 from tests.system.clients import Lost, Members, RpcError
 from tests.system.exchange import Exchange, Result
 from tests.system.process import Server
 
-PAYLOADS: Final = Path(__file__).resolve().parents[1] / "cases" / "payloads"
 PATIENCE_S: Final = 20.0
 """How long the gateway tries to reach a server that is away."""
 RETRY_S: Final = 0.05
@@ -36,123 +30,41 @@ _TRY_AGAIN: Final = frozenset({"IDEMPOTENCY_UNAVAILABLE", "IDEMPOTENCY_OVERLOADE
 
 
 class InvalidWebhook(Exception):
-    """A webhook without what its key is made of."""
+    """A webhook in which its source finds no key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Webhook:
-    """A webhook as it comes in."""
-
-    path: str
-    headers: tuple[tuple[str, str], ...]
-    body: str
-
-    def header(self, name: str) -> str | None:
-        return next((value for found, value in self.headers if found.lower() == name.lower()), None)
-
-    def changed(self, change: Mapping[str, Any]) -> Webhook:
-        """This one as a case's ``change`` makes it."""
-        headers = {name.lower(): (name, value) for name, value in self.headers}
-        for name, value in change.get("headers", {}).items():
-            headers.pop(name.lower(), None)
-            if value is not None:
-                headers[name.lower()] = (name, value)
-        return Webhook(change.get("path", self.path), tuple(headers.values()), change.get("body", self.body))
-
-
 class Case:
-    """One file of ``cases/payloads``."""
+    """One file of ``cases/payloads``, with a namespace of its own."""
 
-    def __init__(self, content: Mapping[str, Any]) -> None:
-        request = content["request"]
-        self.id: str = content["id"]
-        self.profile: Mapping[str, Any] = content["profile"]
-        self.first = Webhook(request["path"], tuple(map(tuple, request["headers"])), request["body"])
-        self.resends: list[Mapping[str, Any]] = content["resends"]
-        self.near_misses: list[Mapping[str, Any]] = content["near_misses"]
-        self.secrets = [secret["value"] for secret in content["secrets"] if "value" in secret]
+    payload: Payload
+
+    @property
+    def id(self) -> str:
+        return self.payload.id
 
     @property
     def namespace(self) -> str:
-        return self.id
+        return self.payload.id
+
+    @property
+    def first(self) -> RawRequest:
+        return self.payload.first
 
     def toml(self) -> str:
-        """Its namespace: who may have been filled is never filled on a guess."""
-        exclude = json.dumps(self.profile.get("exclude", []))
-        return (
-            f'[namespaces.{self.namespace}]\non_lease_expiry = "hold"\n'
-            f"[namespaces.{self.namespace}.fingerprint]\nexclude = {exclude}\n"
-        )
-
-    # ---------------------------------------------------------------------------------------------------------- its key
-
-    def key(self, webhook: Webhook) -> str:
-        """Raises: InvalidWebhook."""
-        rule = self.profile["key"]
-        match rule["from"]:
-            case "header" if "and" in rule:
-                shop = rule["and"][0].removeprefix("header ")
-                return _digest([_present(webhook.header(name)) for name in (rule["name"], shop)])
-            case "header":
-                return str(_present(webhook.header(rule["name"])))
-            case "pointer":
-                return str(_present(_at(_json(webhook), rule["pointer"])))
-            case "fields":
-                payload = _json(webhook)
-                return _digest([self._mode(payload), *(_present(_at(payload, at)) for at in rule["pointers"])])
-            case "form":
-                form = dict(parse_qsl(webhook.body))
-                return _digest([_present(form.get(name)) for name in rule["fields"]])
-            case "body":
-                return _digest(_json(webhook) if _is_json(webhook) else webhook.body)
-            case other:
-                raise AssertionError(f"no such rule: {other}")
-
-    def _mode(self, payload: Any) -> str:
-        mode = self.profile.get("mode")
-        return "test" if mode and _at(payload, mode["pointer"]) is mode["test_when"] else "live"
-
-    def stands_for(self, webhook: Webhook) -> dict[str, str]:
-        """What the key stands for: ``payload_json`` or ``fingerprint``, and its value."""
-        if _is_json(webhook):
-            return {"payload_json": webhook.body}
-        left_out = self.profile.get("exclude_fields", [])
-        text = webhook.body
-        if left_out:
-            text = repr(sorted(pair for pair in parse_qsl(text) if pair[0] not in left_out))
-        return {"fingerprint": hashlib.sha256(text.encode()).hexdigest()}
+        """Its namespace: what may have been filled is never filled on a guess."""
+        return f'[namespaces.{self.namespace}]\non_lease_expiry = "hold"\n'
 
 
 def cases() -> list[Case]:
     """All cases, in order."""
-    return [Case(json.loads(path.read_text())) for path in sorted(PAYLOADS.glob("*.json"))]
+    return [Case(payload) for payload in payloads()]
 
 
-def _is_json(webhook: Webhook) -> bool:
-    return "json" in (webhook.header("Content-Type") or "")
-
-
-def _json(webhook: Webhook) -> Any:
-    try:
-        return parse(webhook.body.encode())
-    except IdemactorError as error:
-        raise InvalidWebhook(str(error)) from error
-
-
-def _at(payload: Any, pointer: str) -> Any:
-    for name in pointer.split("/")[1:]:
-        payload = payload.get(name) if isinstance(payload, dict) else None
-    return payload
-
-
-def _present(value: Any) -> Any:
-    if value is None or (isinstance(value, str) and not value.strip()):
-        raise InvalidWebhook("a field of the key is missing")
-    return value
-
-
-def _digest(fields: Any) -> str:
-    return hashlib.sha256(canonical(fields)).hexdigest()
+def configuration() -> str:
+    """Of a server that takes the webhooks of all cases."""
+    namespaces = "".join(case.toml() for case in cases())
+    return f"[namespaces.default]\n{namespaces}{OWN_TOML.read_text()}"
 
 
 # ------------------------------------------------------------------------------------------------------------ gateway
@@ -193,19 +105,16 @@ class Gateway:
     def address(self) -> str:
         return f"127.0.0.1:{self._http.server_address[1]}"
 
-    def take(self, webhook: Webhook) -> tuple[int, Members]:
+    def take(self, webhook: RawRequest) -> tuple[int, Members]:
         """The status and the members that a webhook is answered with."""
         case = self._cases[webhook.path]
+        source = case.payload.source.name
         try:
-            key = case.key(webhook)
+            told = self._ask("reserve", case.namespace, request_id=uuid.uuid4().hex, source=source, request=webhook)
         except InvalidWebhook as error:
             return 400, {"error": str(error)}
-        window = {"window_ms": case.profile["window_ms"]} if "window_ms" in case.profile else {}
-        told = self._ask(
-            "reserve", case.namespace, key=key, request_id=uuid.uuid4().hex, **window, **case.stands_for(webhook)
-        )
         if told["result"] == "reserved":
-            return self._place(case.namespace, key, told)
+            return self._place(case.namespace, told["key"], told)
         return _STATUS[told["result"]], told
 
     def _place(self, namespace: str, key: str, granted: Members) -> tuple[int, Members]:
@@ -228,6 +137,8 @@ class Gateway:
             try:
                 return self._ask_once(op, namespace, members)
             except (Lost, RpcError) as error:
+                if isinstance(error, RpcError) and error.code == "IDEMPOTENCY_INVALID_REQUEST":
+                    raise InvalidWebhook(str(error)) from error
                 # The server is away, or starting; what became of the call is found out by asking again.
                 if time.monotonic() > end or (isinstance(error, RpcError) and error.code not in _TRY_AGAIN):
                     raise
@@ -236,12 +147,11 @@ class Gateway:
     def _ask_once(self, op: str, namespace: str, members: Members) -> Members:
         if self._random.random() < 0.5:
             with self._server.rpc_client() as rpc:
-                return rpc.call(op, namespace, **members)
+                return rpc.call(op, namespace, **_members(members, as_bytes=True))
         with self._server.http_client() as client:
-            answer = client.send("POST", f"/v1/{namespace}/{op}", _http_body(members), _HTTP_HEADERS)
-        if answer.code in _TRY_AGAIN:
+            answer = client.call(op, namespace, **_members(members, as_bytes=False))
+        if "result" not in answer.members:
             raise RpcError(f"{answer.code}: {answer.status}")
-        assert "result" in answer.members, answer.members
         return answer.members
 
     # ------------------------------------------------------------------------------------------------------- reconciler
@@ -264,24 +174,24 @@ class Gateway:
 
 
 _STATUS: Final = {"completed": 200, "in_flight": 409, "in_doubt": 409, "released": 409, "mismatch": 422}
-_HTTP_HEADERS: Final = {"Content-Type": "application/json"}
 
 
-def _http_body(members: Members) -> bytes:
-    """As JSON; ``payload_json`` goes in as it is, so that no number is changed on the way."""
-    plain = dict(members)
-    payload = plain.pop("payload_json", None)
-    if "outcome" in plain:
-        plain["outcome"] = {**plain["outcome"], "body": plain["outcome"]["body"].decode()}
-    text = json.dumps(plain)
-    return (text if payload is None else f'{text[:-1]}, "payload": {payload}}}').encode()
+def _members(members: Members, *, as_bytes: bool) -> Members:
+    """The members of a call as RPC has them, or as JSON does."""
+    made = dict(members)
+    if "request" in made:
+        made["request"] = request_members(made["request"], as_bytes=as_bytes)
+    if "outcome" in made and not as_bytes:
+        made["outcome"] = {**made["outcome"], "body": made["outcome"]["body"].decode()}
+    return made
 
 
 def _handler(gateway: Gateway) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
-            status, members = gateway.take(Webhook(self.path, tuple(self.headers.items()), body))
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            request = RawRequest(self.command, self.path, tuple(self.headers.items()), body)
+            status, members = gateway.take(request)
             data = json.dumps(members, default=bytes.decode).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")

@@ -19,7 +19,9 @@ from tests.system.process import environment, eventually
 
 EXAMPLES: Final = Path(__file__).resolve().parents[2] / "examples"
 PATIENCE_S: Final = 30.0
-GO_INSTALL_S: Final = 300.0
+APT_S: Final = 300.0
+_PATH: Final = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
+"""Servers are where only root looks."""
 
 
 def free_port() -> int:
@@ -88,19 +90,27 @@ def webhook_gateway(server_rpc: str, exchange_url: str, **more: str) -> Iterator
         yield port, process
 
 
+def installed(name: str, package: str) -> str:
+    """Where a program of Debian's is, installed where it is missing and we may."""
+    found = shutil.which(name, path=_PATH)
+    if found is not None:
+        return found
+    as_root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    missing = f"{name} is not installed (apt-get install {package})"
+    assert shutil.which("apt-get") is not None, missing
+    assert not as_root or shutil.which("sudo") is not None, missing
+    quiet = [*as_root, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq"]
+    for command in ([*quiet, "update"], [*quiet, "install", "-y", "--no-install-recommends", package]):
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=APT_S, check=False)
+        assert done.returncode == 0, f"{missing}, and {' '.join(command)} failed: {done.stderr}"
+    found = shutil.which(name, path=_PATH)
+    assert found is not None, f"{package} was installed, but there is no {name}"
+    return found
+
+
 def require_go() -> None:
     """Debian's Go, installed where it is missing and we may."""
-    if shutil.which("go") is not None:
-        return
-    assert os.geteuid() == 0, "the Go example needs Go: apt-get install golang-go"
-    for command in (
-        ["apt-get", "update", "-qq"],
-        ["apt-get", "install", "-qq", "--no-install-recommends", "golang-go"],
-    ):
-        told = environment({"DEBIAN_FRONTEND": "noninteractive"})
-        done = subprocess.run(command, env=told, capture_output=True, text=True, timeout=GO_INSTALL_S, check=False)
-        assert done.returncode == 0, f"the Go example needs Go, and {' '.join(command)} failed: {done.stderr}"
-    assert shutil.which("go") is not None, "golang-go was installed, but there is no go command"
+    installed("go", "golang-go")
 
 
 def go_environment(home: Path) -> dict[str, str]:

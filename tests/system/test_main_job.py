@@ -20,9 +20,10 @@ from typing import Final
 
 import pytest
 
+from idemactor.gateway.request import RawRequest
 from tests.system.clients import Members
 from tests.system.exchange import Exchange, Mode
-from tests.system.gateway import Case, Gateway, Webhook, cases
+from tests.system.gateway import Case, Gateway, cases, configuration
 from tests.system.process import Server, assert_calm, assert_clean
 
 CASES: Final = cases()
@@ -38,11 +39,11 @@ class Rig:
     exchange: Exchange
     gateway: Gateway
 
-    def send(self, webhook: Webhook) -> tuple[int, Members]:
+    def send(self, webhook: RawRequest) -> tuple[int, Members]:
         """Send a webhook as its sender does; the status and what came back."""
         connection = http.client.HTTPConnection(self.gateway.address, timeout=60)
         try:
-            connection.request("POST", webhook.path, webhook.body.encode(), dict(webhook.headers))
+            connection.request("POST", webhook.path, webhook.body, dict(webhook.headers))
             response = connection.getresponse()
             members: Members = json.loads(response.read())
             return response.status, members
@@ -71,8 +72,11 @@ class Rig:
 
 @contextlib.contextmanager
 def rig(home: Path, mode: Mode = Mode.FAST, seed: int = 0) -> Iterator[Rig]:
-    config = "\n".join(case.toml() for case in CASES)
-    with Server(home, config) as server, Exchange(mode) as exchange, Gateway(server, exchange, seed) as gateway:
+    with (
+        Server(home, configuration()) as server,
+        Exchange(mode) as exchange,
+        Gateway(server, exchange, seed) as gateway,
+    ):
         yield Rig(server, exchange, gateway)
         assert_calm(server)
 
@@ -145,17 +149,15 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
 def test_repeats_near_misses_and_secrets(calm: Rig, case: Case) -> None:
     assert calm.send(case.first)[1]["result"] == "committed"
-    if "expected_key" in case.profile and "and" not in case.profile["key"]:
-        assert case.key(case.first) == case.profile["expected_key"]
-    for resend in case.resends:
-        status, told = calm.send(case.first.changed(resend["change"]))
-        assert (status, told["result"]) == (200, "completed"), resend["what"]
+    for what, _, request, _ in case.payload.variants("resends"):
+        status, told = calm.send(request)
+        assert (status, told["result"]) == (200, "completed"), what
     fills = 1
-    for miss in case.near_misses:
-        status, told = calm.send(case.first.changed(miss["change"]))
+    for what, expect, request, _ in case.payload.variants("near_misses"):
+        status, told = calm.send(request)
         expected = {"new": (200, "committed"), "mismatch": (422, "mismatch"), "invalid": (400, None)}
-        assert (status, told.get("result")) == expected[miss["expect"]], miss["what"]
-        fills += miss["expect"] == "new"
+        assert (status, told.get("result")) == expected[expect], what
+        fills += expect == "new"
     mine = [count for signal, count in calm.exchange.fills.items() if signal.startswith(f"{case.namespace} ")]
     assert mine == [1] * fills
     _assert_hidden(calm, case)
@@ -165,7 +167,7 @@ def _assert_hidden(running: Rig, case: Case) -> None:
     with running.server.http_client() as client:
         shown = client.get(f"/v1/{case.namespace}/records").body + client.get("/metrics").body
     stored = b"".join(file.read_bytes() for file in running.server.data_dir.iterdir())
-    for secret in case.secrets:
+    for secret in case.payload.secrets:
         assert secret.encode() not in shown
         assert secret.encode() not in stored
         assert secret not in running.server.log

@@ -609,3 +609,27 @@ def test_standard_output_holds_the_ready_line_alone(home: Path) -> None:
     assert ready.startswith("idemactor ready http=127.0.0.1:")
     assert (rest, process.returncode) == ("", 0)
     assert [json.loads(line)["event"] for line in said.splitlines()] == ["ready", "draining", "stopped"]
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def test_a_source_that_forgets_before_its_sender_does(home: Path) -> None:
+    config = '[sources.tradingview]\nnamespace = "default"\nwindow_ms = 1000\n'
+    assert_refused(Server(home, config), "server.toml:3: sources.tradingview.window_ms", "may try again for 30000 ms")
+
+
+def test_a_source_without_its_secret(home: Path) -> None:
+    config = '[sources.github]\nverify = { secret_env = "HOOK_SECRET" }\n'
+    assert_refused(Server(home, config), "server.toml:2: sources.github.verify.secret_env", "HOOK_SECRET is not set")
+    with Server(home, config, extra={"HOOK_SECRET": "made-up-hook-secret"}) as server:
+        assert "made-up-hook-secret" not in server.log
+        assert "source_memory_unsure" not in server.log
+
+
+def test_a_source_of_which_nobody_knows_how_long_to_remember(home: Path) -> None:
+    with Server(home, '[sources.mine]\nid = "/id"\n') as server:
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    [warning] = [line for line in lines if line["event"] == "source_memory_unsure"]
+    assert (warning["level"], warning["source"]) == ("warning", "mine")
+    assert "retry_horizon_ms" in warning["detail"]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from idemactor.core import limits
 from idemactor.core.fingerprint import FingerprintRule
@@ -34,6 +37,8 @@ from idemactor.wire.answers import (
     policy_body,
     problem,
     refusal_of,
+    reserved_body,
+    reserved_json,
     retry_after_s,
     status_of,
 )
@@ -71,6 +76,22 @@ def test_the_members_over_rpc_differ_only_in_the_body_of_an_outcome(sample: Samp
 
     body = body_of(sample.answer, sample.command, operator=False, dialect=Dialect.MSGPACK)
     assert without_body(body) == without_body(sample.members)
+
+
+@given(
+    answer=st.builds(
+        Reserved,
+        key=st.text(min_size=1),
+        token=st.integers(1),
+        attempt=st.integers(1, 3),
+        operation_id=st.uuids().map(str),
+        reserved_at=st.integers(),
+        lease_expires_at=st.integers(),
+        repeated=st.booleans(),
+    )
+)
+def test_a_reserve_put_together_is_what_an_encoder_makes_of_it(answer: Reserved) -> None:
+    assert reserved_json(answer) == json.dumps(reserved_body(answer), separators=(",", ":")).encode()
 
 
 @each_sample

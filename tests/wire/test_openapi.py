@@ -14,22 +14,25 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
 from idemactor import __version__
-from idemactor.core.fingerprint import FingerprintRule
+from idemactor.core.fingerprint import Fingerprint, FingerprintRule
 from idemactor.core.policy import Policy
 from idemactor.core.queries import IncidentsPage, RecordsPage
 from idemactor.errors import Code, InvalidRequest
 from idemactor.wire.answers import body_of, detail_of, http_status_of_code, policy_body, problem, refusal_of
-from idemactor.wire.calls import CALLS
+from idemactor.wire.calls import CALLS, KEY
 from idemactor.wire.listings import incidents_walk, records_walk
 from idemactor.wire.openapi import document
-from idemactor.wire.requests import BATCH_OPS, COMMAND_OPS, Dialect, Scope, command_from
+from idemactor.wire.openapi_gateways import METHODS
+from idemactor.wire.requests import BATCH_OPS, COMMAND_OPS, Dialect, Members, Scope, command_from, members_of
+from idemactor.wire.sourced import Resolved, Rule, key_body
 from tests.wire.samples import COMMITTED, INCIDENT, SAMPLES, Sample
 
 DOCUMENT: dict[str, Any] = json.loads(json.dumps(document()))
 _URI = "urn:test:document"
 _REGISTRY: Registry[Any] = Registry().with_resource(_URI, DRAFT202012.create_resource(DOCUMENT))
 
-SCOPE = Scope("acme", "trade", Policy(), operator=True)
+RESOLVED = Resolved("k", Fingerprint("v1:00", "v1"), Rule.SOURCE, "http", "trade", None, 1)
+SCOPE = Scope("acme", "trade", Policy(), operator=True, resolver=lambda _source, _request: RESOLVED)
 PROBLEM = "application/problem+json"
 JSON = "application/json"
 
@@ -87,7 +90,8 @@ def test_every_path_is_there() -> None:
     found = {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
     assert found == {
         *(route(op) for op in COMMAND_OPS),
-        *(route(op) for op in ("records", "incidents", "acknowledge", "policy", "batch", "shards")),
+        *(route(op) for op in ("records", "incidents", "acknowledge", "policy", "batch", "key", "shards")),
+        *((f"/v1/{{namespace}}/{name}", method) for name in ("authorize", "verdict") for method in METHODS),
         *((f"/{name}", "get") for name in ("livez", "readyz", "metrics", "openapi.json")),
     }
 
@@ -127,6 +131,16 @@ def test_filters() -> None:
 
     assert filters("records") == ["state", "contested", "older_than_ms", "cursor", "limit"]
     assert filters("incidents") == ["cursor", "limit"]
+
+
+def test_what_gateways_ask() -> None:
+    for name, needed in (("authorize", ["namespace"]), ("verdict", ["namespace", "X-Idemactor-Result"])):
+        for method in METHODS:
+            call = DOCUMENT["paths"][f"/v1/{{namespace}}/{name}"][method]
+            assert [p["name"] for p in call["parameters"] if p["required"]] == needed
+            taken = {p["name"]: jsonschema.Draft202012Validator(p["schema"]).is_valid for p in call["parameters"]}
+            assert [taken["deny"](text) for text in ("403", "answer", "200", "204")] == [True, True, False, False]
+            assert [taken["proceed"](text) for text in ("200", "204", "403", "answer")] == [True, True, False, False]
 
 
 # ------------------------------------------------------------------------------------------------------------ answers
@@ -211,6 +225,15 @@ def test_a_policy_fits() -> None:
         assert not check.is_valid({key: value for key, value in body.items() if key != name}), name
 
 
+def test_a_key_fits() -> None:
+    check = response_validator("key", 200)
+    body = key_body(RESOLVED)
+    check.validate(body)
+    for name in body:
+        assert not check.is_valid({key: value for key, value in body.items() if key != name}), name
+        assert not check.is_valid(body | {name: "no such word" * 30}), name
+
+
 def test_a_batch_of_every_answer_fits() -> None:
     results = [told(sample) for sample in SAMPLES if sample.op in BATCH_OPS]
     results += [{"code": "IDEMPOTENCY_INVALID_REQUEST", "detail": "Why."}]
@@ -252,6 +275,21 @@ POOL: dict[str, list[object]] = {
         {"body": "a"},
         "text",
     ],
+    "source": ["http", "", "s" * 64, 1, None],
+    "request": [
+        None,
+        {"method": "POST", "path": "/a?b"},
+        {"method": "POST", "path": "/", "headers": [["a", "b"]], "body_b64": "AA=="},
+        {"method": "POST", "path": "/", "headers": None, "body": None},
+        {"method": "POST", "path": "/", "body": "a", "body_b64": "AA=="},
+        {"method": "POST", "path": ""},
+        {"method": "", "path": "/"},
+        {"method": "POST"},
+        {"path": "/"},
+        {"method": "POST", "path": "/", "more": 1},
+        {"method": "POST", "path": "/", "headers": [["a"]]},
+        "text",
+    ],
     "unknown": [None, 1],
     "payload_json": [None, "1"],
 }
@@ -271,7 +309,8 @@ def bodies(op: str) -> list[dict[str, object]]:
 
 def is_taken(op: str, members: dict[str, object], *, in_batch: bool = False) -> bool:
     # Where the schema cannot know it, the key came in the header.
-    header_key = "k" if members.get("key") is None and not in_batch else None
+    unnamed = members.get("key") is None and members.get("source") is None
+    header_key = "k" if unnamed and not in_batch else None
     try:
         command_from(op, members, SCOPE, Dialect.JSON, header_key=header_key, in_batch=in_batch)
     except InvalidRequest:
@@ -287,11 +326,29 @@ def test_the_schema_takes_what_the_parser_takes(op: str) -> None:
     assert {by_parser for _, by_parser, _ in found} == {True, False}
 
 
+def test_the_schema_of_a_dry_run_takes_what_the_parser_takes() -> None:
+    check = validator("paths", *route("key"), "requestBody", "content", JSON, "schema")
+    table = Members(KEY, Dialect.JSON)
+
+    def takes(members: dict[str, object]) -> bool:
+        try:
+            members_of(table, members)
+        except InvalidRequest:
+            return False
+        return True
+
+    pairs = [{"source": source, "request": raw} for source in POOL["source"] for raw in POOL["request"]]
+    tried = [{}, *pairs, *({**pair, "key": "k"} for pair in pairs), *({"source": one} for one in POOL["source"])]
+    assert [members for members in tried if check.is_valid(members) != takes(members)] == []
+    assert {takes(members) for members in tried} == {True, False}
+
+
 def test_the_schema_of_a_batch_takes_what_the_parser_takes() -> None:
     check = validator("components", "schemas", "BatchRequest")
     for op in COMMAND_OPS:
         required = {field.name: GOOD[field.name] for field in CALLS[op] if field.required}
-        for members in [required, {}, *(required | {n: v} for n, vs in POOL.items() for v in vs)]:
+        sourced = [{"source": "http", "request": raw} for raw in POOL["request"]]
+        for members in [required, {}, *sourced, *(required | {n: v} for n, vs in POOL.items() for v in vs)]:
             if members.get("wait_ms", 0) is None:
                 # The parser takes a null, as everywhere; the document does not invite it.
                 continue

@@ -27,6 +27,7 @@ from idemactor.core.record import Outcome
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.calls import CALLS
 from idemactor.wire.requests import BATCH_OPS, COMMAND_OPS, OPERATOR_OPS, Dialect, Scope, command_from
+from idemactor.wire.sourced import RawRequest, Resolved, Rule
 
 SCOPE = Scope("acme", "trade", Policy(), operator=True)
 WHO = Identity("acme", "trade", "k")
@@ -185,7 +186,7 @@ def test_a_required_member_that_is_missing_or_null(op: str, dialect: Dialect) ->
 
 
 def test_each_call_builds_what_its_table_says() -> None:
-    replaced = {"payload", "payload_json", "key"}
+    replaced = {"payload", "payload_json", "key", "source", "request"}
     for op, table in CALLS.items():
         built = type(command_from(op, MINIMAL[op], SCOPE, Dialect.JSON))
         assert {field.name for field in table} - replaced == {field.name for field in fields(built)} - {"identity"}
@@ -196,6 +197,19 @@ def test_each_call_builds_what_its_table_says() -> None:
 NO_INTEGERS: list[object] = [True, False, 1.0, 1e3, "1", b"1", Number("1.0"), Number("1e3"), Number("-0"), [], {}]
 NO_TEXT: list[object] = [1, True, 1.5, [], {}, Number("1.0")]
 NO_CLEAN_TEXT: list[object] = [*NO_TEXT, "a\x00b", "a\x1bb", "a\x7f", "a\x85", "\ud800", "a\udfffb"]
+
+RAW: dict[str, object] = {"method": "POST", "path": "/a?b=c"}
+BAD_METHODS: list[object] = ["", "P" * 65, "PO\nST", None]
+BAD_PATHS: list[object] = ["", "/" * 16_385, "/\x00", None]
+BAD_HEADERS: list[object] = ["a: b", [["a"]], [["a", "b", "c"]], [["", "b"]], [["a", "b\r\nc"]], [[1, "b"]]]
+BAD_BODIES: list[object] = [1, True, [], {}]
+BAD_IN_A_REQUEST: list[tuple[str, object]] = [
+    *(("method", value) for value in BAD_METHODS),
+    *(("path", value) for value in BAD_PATHS),
+    *(("headers", value) for value in BAD_HEADERS),
+    *(("body", value) for value in BAD_BODIES),
+    ("more", 1),
+]
 
 BAD: dict[str, tuple[list[str], list[object]]] = {
     "key": (
@@ -217,6 +231,14 @@ BAD: dict[str, tuple[list[str], list[object]]] = {
     "on_duplicate": (["reserve", "accept"], [*NO_TEXT, "", "Replay", "replay ", "hold"]),
     "verdict": (["resolve"], [*NO_TEXT, "", "Committed", "in_doubt"]),
     "force": (["forget"], [0, 1, "true", b"true", [], {}]),
+    "source": (["reserve", "accept"], [*NO_CLEAN_TEXT, "", "a\nb", "s" * 64]),
+    "request": (
+        ["reserve", "accept"],
+        [
+            *(1, "text", [], {}, {"method": "POST"}, {"path": "/"}, {"method": 1, "path": "/"}),
+            *({**RAW, name: value} for name, value in BAD_IN_A_REQUEST),
+        ],
+    ),
     "payload_json": ([], [1, True, {}, "", "{", "NaN", '{"a":1,"a":2}', '"\\ud800"', b"\xff", "1e1000000000"]),
 }
 
@@ -390,3 +412,74 @@ def test_a_namespace_may_require_a_fingerprint(dialect: Dialect) -> None:
         assert command_from(op, {"key": "k", "payload": 0}, scope, dialect)
         assert command_from(op, {"key": "k", "fingerprint": "f"}, scope, dialect)
     assert command_from("get", {"key": "k"}, scope, dialect) == Get(WHO)
+
+
+# ------------------------------------------------------------------------------------------------------------- sources
+
+
+def sourced(*, window_ms: int | None = None, ttl_ms: int | None = None) -> Scope:
+    """A scope with one source that makes the key of the path."""
+
+    def resolve(source: str, request: RawRequest) -> Resolved:
+        if source != "mine":
+            raise InvalidRequest("there is no such source", field="source")
+        fingerprint = Fingerprint(f"{request.method} {request.body!r} {request.headers}", "rule")
+        return Resolved(request.path, fingerprint, Rule.SOURCE, source, "elsewhere", window_ms, ttl_ms)
+
+    return replace(SCOPE, resolver=resolve)
+
+
+@both_dialects
+@pytest.mark.parametrize(("op", "command"), [("reserve", Reserve), ("accept", Accept)])
+def test_a_source_and_a_request_instead_of_a_key(op: str, command: type[Reserve | Accept], dialect: Dialect) -> None:
+    request: dict[str, object] = {**RAW, "headers": [["A", "b"]], "body": "é"}
+    made = command_from(op, {"source": "mine", "request": request}, sourced(window_ms=5), dialect)
+    # The namespace is that of the call, not the source's own.
+    fingerprint = Fingerprint(f"POST {'é'.encode()!r} (('A', 'b'),)", "rule")
+    assert made == command(Identity("acme", "trade", "/a?b=c"), fingerprint=fingerprint, window_ms=5)
+
+
+def test_the_body_of_a_request_comes_as_bytes_too() -> None:
+    scope = sourced(ttl_ms=7)
+    json: dict[str, object] = {"source": "mine", "request": {**RAW, "body_b64": "/wA="}}
+    rpc: dict[str, object] = {"source": b"mine", "request": {"method": b"POST", "path": b"/a?b=c", "body": b"\xff\x00"}}
+    made = command_from("reserve", json, scope, Dialect.JSON)
+    assert isinstance(made, Reserve)
+    assert made.fingerprint is not None
+    assert made.fingerprint.value.startswith("POST b'\\xff\\x00'")
+    assert made.ttl_ms == 7
+    assert command_from("reserve", rpc, scope, Dialect.MSGPACK) == made
+
+
+@both_dialects
+@pytest.mark.parametrize("more", [{"ttl_ms": 9}, {"window_ms": 9}])
+def test_who_calls_may_know_better_how_long_to_remember(more: dict[str, object], dialect: Dialect) -> None:
+    for scope in (sourced(window_ms=5), sourced(ttl_ms=5), sourced()):
+        made = command_from("reserve", {"source": "mine", "request": RAW, **more}, scope, dialect)
+        assert isinstance(made, Reserve)
+        assert {"ttl_ms": made.ttl_ms, "window_ms": made.window_ms} == {"ttl_ms": None, "window_ms": None, **more}
+
+
+@both_dialects
+def test_what_excludes_a_source(dialect: Dialect) -> None:
+    both: dict[str, object] = {"source": "mine", "request": RAW}
+    for name, value in (("key", "k"), ("fingerprint", "f"), ("payload", 0)):
+        assert refused_field("reserve", both | {name: value}, dialect, sourced()) == name
+    assert refused_field("accept", both, dialect, sourced(), header_key="k") == "key"
+    for name in both:
+        assert refused_field("reserve", {name: both[name]}, dialect, sourced()) == ({*both} - {name}).pop()
+        assert refused_field("reserve", {"key": "k", name: both[name]}, dialect, sourced()) == ({*both} - {name}).pop()
+    assert refused_field("reserve", both | {"source": "other"}, dialect, sourced()) == "source"
+    assert refused_field("reserve", both, dialect) == "source"
+    for op in sorted(COMMAND_OPS - {"reserve", "accept"}):
+        assert refused_field(op, MINIMAL[op] | both, dialect, sourced()) in both
+
+
+def test_a_source_beside_payload_json() -> None:
+    members: dict[str, object] = {"source": "mine", "request": RAW, "payload_json": "1"}
+    assert refused_field("reserve", members, Dialect.MSGPACK, sourced()) == "payload_json"
+
+
+def test_a_source_satisfies_a_namespace_that_wants_a_fingerprint() -> None:
+    scope = replace(sourced(), policy=Policy(fingerprint=FingerprintRule(required=True)))
+    assert command_from("reserve", {"source": "mine", "request": RAW}, scope, Dialect.JSON, in_batch=True)

@@ -1,0 +1,200 @@
+"""``[sources.NAME]``: the shipped sources, overridden field by field, and others in the same form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from idemactor.config import kinds
+from idemactor.config.kinds import Kind, Lexis
+from idemactor.config.section import Section
+from idemactor.core import limits
+from idemactor.gateway.normalise import Normaliser
+from idemactor.gateway.plan import STATUS_MAX, STATUS_MIN
+from idemactor.gateway.profiles import SCHEMES, SHIPPED
+from idemactor.gateway.refs import InvalidRef, parse_ref
+from idemactor.gateway.source import Answers, Bucket, Format, InvalidSource, Recipe, Source, Verify
+from idemactor.gateway.verify import TOLERANCE_MS_DEFAULT, InvalidSecret, Scheme
+
+TOLERANCE_MS_MAX: Final = limits.DAY_MS
+
+_RESERVED: Final = "IDEMACTOR_"
+"""What variables that are settings begin with: no secret may, for it would be taken for one."""
+_REFS: Final = '"header:NAME", "query:NAME" or JSON Pointers'
+_DURATION: Final = kinds.integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)
+
+
+def sources(section: Section, environment: Mapping[str, str]) -> dict[str, Source]:
+    """The sources there are: the shipped ones, as far as ``section`` does not say otherwise, and its own."""
+    configured = {name: _source(name, below, environment) for name, below in section.named_sections()}
+    return {**SHIPPED, **{name: source for name, source in configured.items() if source is not None}}
+
+
+def _source(name: str, section: Section, environment: Mapping[str, str]) -> Source | None:
+    """One source; None where it cannot be, which is reported."""
+    given = _fields(section)
+    base = SHIPPED.get(name)
+    if section.has("answers"):
+        given["answers"] = _answers(section.section("answers"), base.answers if base else Answers())
+    if section.has("normalise"):
+        given["normalise"] = _normalise(section.section("normalise"))
+    verify = _verify(section.section("verify"), SCHEMES.get(name), environment) if section.has("verify") else None
+    section.close()
+    bucket = given.get("bucket", base.bucket if base else Bucket.WINDOW)
+    if "window_ms" in given and bucket is not Bucket.WINDOW:
+        section.report(f'stands beside bucket = "{bucket}": only a "window" has a length', "window_ms")
+    try:
+        source = replace(base, **given) if base else Source(name, **given)
+    except InvalidSource as error:
+        section.report(str(error), error.setting)
+        return None
+    return replace(source, verify=verify) if verify else source
+
+
+def _fields(section: Section) -> dict[str, Any]:
+    """The plain settings that were given."""
+    table: dict[str, Kind[Any]] = {
+        "namespace": kinds.name(),
+        "format": kinds.choice(Format),
+        "pattern": _text(),
+        "client_key": kinds.boolean(),
+        "id": _recipes(),
+        "derive": _derive(),
+        "mode": _ref(),
+        "bucket": kinds.choice(Bucket),
+        "window_ms": _DURATION,
+        "nonce": _ref(),
+        "exclude": kinds.texts(_REFS, parse_ref),
+        "headers": kinds.texts("names of header fields", lambda text: parse_ref(f"header:{text}")),
+        "secrets": kinds.texts(_REFS, parse_ref),
+        "retry_horizon_ms": kinds.integer(0, limits.TTL_MS_MAX),
+        "ttl_ms": _DURATION,
+    }
+    read = {name: section.read(name, kind, None) for name, kind in table.items()}
+    return {name: value for name, value in read.items() if value is not None}
+
+
+def _answers(section: Section, default: Answers) -> Answers:
+    kind = kinds.integer(STATUS_MIN, STATUS_MAX)
+    answers = Answers(
+        completed=section.read("completed", kind, default.completed),
+        in_flight=section.read("in_flight", kind, default.in_flight),
+        in_doubt=section.read("in_doubt", kind, default.in_doubt),
+        mismatch=section.read("mismatch", kind, default.mismatch),
+        unavailable=section.read("unavailable", kind, default.unavailable),
+    )
+    section.close()
+    return answers
+
+
+def _normalise(section: Section) -> dict[str, tuple[Normaliser, ...]]:
+    kind = _normalisers()
+    return {name: section.read(name, kind, ()) for name in section.names()}
+
+
+def _verify(section: Section, scheme: Scheme | None, environment: Mapping[str, str]) -> Verify | None:
+    """What signatures are checked with; None where that cannot be, which is reported: nothing starts unverified."""
+    kind = kinds.choice(Scheme)
+    if scheme is None or section.has("scheme"):
+        scheme = section.require("scheme", kind, Scheme.STANDARD_WEBHOOKS)
+    variables = section.require("secret_env", _variables(), ())
+    tolerance_ms = section.read("tolerance_ms", kinds.integer(1, TOLERANCE_MS_MAX), TOLERANCE_MS_DEFAULT)
+    section.close()
+    secrets = [environment.get(variable, "") for variable in variables]
+    for variable, secret in zip(variables, secrets, strict=True):
+        if not secret:
+            section.report(f"the environment variable {variable} is not set", "secret_env")
+    if not secrets or not all(secrets):
+        return None
+    try:
+        return Verify(scheme, variables, tuple(secrets), tolerance_ms)
+    except InvalidSecret as error:
+        section.report(str(error), "secret_env")
+        return None
+
+
+# --------------------------------------------------------------------------------------------------------------- kinds
+
+
+def _text() -> Kind[str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not value:
+            raise ValueError
+        return value
+
+    return Kind("text", read, Lexis.TEXT)
+
+
+def _ref() -> Kind[str]:
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError
+        return _checked(value)
+
+    return Kind('"header:NAME", "query:NAME" or a JSON Pointer', read, Lexis.TEXT)
+
+
+def _derive() -> Kind[tuple[str, ...]]:
+    """A list, or one of them by itself: ``derive = "body"``."""
+    many = kinds.texts("", parse_ref)
+
+    def read(value: object) -> tuple[str, ...]:
+        return many.read([value] if isinstance(value, str) else value)
+
+    return Kind(f'a list of {_REFS}, "path" and "body", or one of them', read, Lexis.LIST)
+
+
+def _recipes() -> Kind[tuple[Recipe, ...]]:
+    """A list of what may be the id, in order of preference; a list in it is a tuple."""
+    many = kinds.texts("", parse_ref)
+
+    def read(value: object) -> tuple[Recipe, ...]:
+        if isinstance(value, str):
+            value = [value]
+        if not isinstance(value, (list, tuple)):
+            raise ValueError
+        return tuple(_checked(item) if isinstance(item, str) else many.read(item) for item in value)
+
+    return Kind(f"a list of {_REFS}, or of lists of them that make one id together", read, Lexis.LIST)
+
+
+def _normalisers() -> Kind[tuple[Normaliser, ...]]:
+    words = ", ".join(kinds.show(word.value) for word in Normaliser)
+
+    def read(value: object) -> tuple[Normaliser, ...]:
+        if not isinstance(value, (list, tuple)):
+            raise ValueError
+        try:
+            return tuple(Normaliser(item) for item in value)
+        except ValueError:
+            # The enumeration's own message says less than what is allowed.
+            raise ValueError from None
+
+    return Kind(f"a list of {words}", read, Lexis.LIST)
+
+
+def _variables() -> Kind[tuple[str, ...]]:
+    def check(text: str) -> None:
+        if not text or "=" in text or "\0" in text:
+            raise ValueError("is no name of a variable")
+        if text.upper().startswith(_RESERVED):
+            raise ValueError(f"begins with {_RESERVED}, as settings do")
+
+    many = kinds.texts("", check)
+
+    def read(value: object) -> tuple[str, ...]:
+        found = many.read([value] if isinstance(value, str) else value)
+        if not found:
+            raise ValueError
+        return found
+
+    return Kind("the name of an environment variable, or a list of them while a secret is rotated", read, Lexis.LIST)
+
+
+def _checked(text: str) -> str:
+    try:
+        parse_ref(text)
+    except InvalidRef as error:
+        raise ValueError(f"{kinds.show(text)}: {error}") from None
+    return text

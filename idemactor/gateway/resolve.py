@@ -1,0 +1,267 @@
+"""From a raw request to a key: the order in which a source's rules are tried (contract, 9 and 12).
+
+1. The sender's own key: the ``Idempotency-Key`` header and the body's ``idempotencyKey``; different ones are refused.
+2. The source's own id, by its recipes in order of preference.
+3. A key derived from what the request says. All of it is required.
+
+What is there but malformed is an error, and so is a tuple of which a part is missing; the next rule is tried only where
+nothing at all is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from typing import Final
+
+from idemactor.core.fingerprint import VERSION, Fingerprint, InvalidPayload, Number, canonical, canonical_number
+from idemactor.core.keys import check_key
+from idemactor.core.limits import NESTING_MAX
+from idemactor.core.pointers import ABSENT
+from idemactor.errors import InvalidRequest, Unauthorized
+from idemactor.gateway.bodies import Spread
+from idemactor.gateway.refs import Place, Ref
+from idemactor.gateway.request import RawRequest
+from idemactor.gateway.source import Bucket, Source
+from idemactor.gateway.values import Values
+from idemactor.gateway.verify import check_signature
+from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
+from idemactor.wire.sourced import Resolved, Resolver, Rule
+
+__all__ = ["NoKey", "Resolved", "Rule", "Unauthorized", "resolve", "resolver_of"]
+
+KEY_HEADER: Final = "Idempotency-Key"
+KEY_MEMBER: Final = "idempotencyKey"
+
+DERIVATION: Final = "d1"
+"""Names how keys are derived. Another way gets another name, or old keys would be taken for other operations."""
+
+MINUTE_MS: Final = 60_000
+
+_DEPTH_MAX: Final = NESTING_MAX + 8
+"""A body may be as deep as any payload; around it are the levels of what stands beside it."""
+_DIGITS_MAX: Final = 40
+"""A number that is an id is written out up to this many digits."""
+_LIVE, _TEST = "live", "test"
+_MODES: Final[Mapping[object, str]] = {
+    True: _TEST,
+    **dict.fromkeys((_TEST, "true", "1"), _TEST),
+    False: _LIVE,
+    **dict.fromkeys((_LIVE, "false", "0"), _LIVE),
+}
+
+
+class NoKey(InvalidRequest):
+    """Nothing in the request names an operation: no part of an id is there, and the source derives none."""
+
+
+def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
+    """The key of ``request`` and what it stands for.
+
+    Args:
+        source: Whose request it is.
+        request: As it came.
+        now_ms: The time, milliseconds since the epoch: for timestamps of signatures and for minutes.
+
+    Raises:
+        InvalidRequest: What is required is missing or malformed; ``field`` names it as the source does.
+        NoKey: Where nothing at all is there; an ``InvalidRequest``, too.
+        Unauthorized: The sender has not proved who it is.
+    """
+    if source.verify is not None:
+        check_signature(source.verify, request, now_ms=now_ms)
+    return _Resolving(source, request, now_ms).resolved()
+
+
+def resolver_of(sources: Mapping[str, Source], now_ms: Callable[[], int]) -> Resolver:
+    """Finds keys by the names of ``sources``, at the time that ``now_ms`` tells."""
+
+    def find(name: str, request: RawRequest) -> Resolved:
+        source = sources.get(name)
+        if source is None:
+            raise InvalidRequest("there is no such source", field="source")
+        return resolve(source, request, now_ms=now_ms())
+
+    return find
+
+
+class _Resolving:
+    """One request on its way to a key."""
+
+    def __init__(self, source: Source, request: RawRequest, now_ms: int) -> None:
+        self._source = source
+        self._plan = source.plan
+        self._request = request
+        self._now_ms = now_ms
+        self._values = Values(source, request)
+
+    def resolved(self) -> Resolved:
+        """The key by the first rule that finds one."""
+        mode = self._mode()
+        for rule, find in self._rules():
+            found = find()
+            if found is not None:
+                # A derived key has its mode in it; of any other, the one of test mode is made another.
+                key = found if mode == _LIVE or rule is Rule.DERIVED else self._digest([mode, found])
+                windowed = rule is Rule.DERIVED and self._source.bucket is Bucket.WINDOW
+                return Resolved(
+                    key=key,
+                    fingerprint=self._fingerprint(),
+                    rule=rule,
+                    source=self._source.name,
+                    namespace=self._source.namespace,
+                    window_ms=self._source.window_ms if windowed else None,
+                    ttl_ms=None if windowed else self._source.ttl_ms,
+                )
+        raise self._no_key()
+
+    def _rules(self) -> Sequence[tuple[Rule, Callable[[], str | None]]]:
+        return (
+            (Rule.HEADER, self._header_key),
+            (Rule.BODY, self._body_key),
+            (Rule.SOURCE, self._own_id),
+            (Rule.DERIVED, self._derived),
+        )
+
+    def _no_key(self) -> NoKey:
+        if self._plan.ids:
+            wanted = self._plan.ids[0][0].text
+            return NoKey(f"{wanted} is missing: it names the operation", field=wanted)
+        return NoKey(f"the request has no {KEY_HEADER}", field=f"header:{KEY_HEADER}")
+
+    # ------------------------------------------------------------------------------------------------ the sender's key
+
+    def _header_key(self) -> str | None:
+        values = self._request.header(KEY_HEADER) if self._source.client_key else []
+        if not values:
+            return None
+        try:
+            key = parse_key_header([value.encode("utf-8", "surrogatepass") for value in values])
+        except InvalidKey as error:
+            raise InvalidRequest(str(error), field=f"header:{KEY_HEADER}") from None
+        said = self._body_key()
+        if said is not None and said != key:
+            detail = f"the {KEY_MEMBER} of the body is not the key of the {KEY_HEADER} header"
+            raise InvalidRequest(detail, field=f"/{KEY_MEMBER}")
+        return key
+
+    def _body_key(self) -> str | None:
+        if not self._source.client_key:
+            return None
+        value = self._values.body.member((KEY_MEMBER,))
+        if value is ABSENT or value is None or isinstance(value, Spread):
+            return None
+        if not isinstance(value, str):
+            raise InvalidRequest("a key is text", field=f"/{KEY_MEMBER}")
+        return _checked(value, f"/{KEY_MEMBER}")
+
+    # ------------------------------------------------------------------------------------------------------- its own id
+
+    def _own_id(self) -> str | None:
+        for recipe in self._plan.ids:
+            values = [self._values.value(ref) for ref in recipe]
+            there = [value is not ABSENT for value in values]
+            if all(there):
+                return self._id_of(recipe, values)
+            if any(there):
+                missing = recipe[there.index(False)].text
+                raise InvalidRequest(f"{missing} is missing: it is a part of the operation's id", field=missing)
+        return None
+
+    def _id_of(self, recipe: Sequence[Ref], values: list[object]) -> str:
+        if len(values) > 1 or isinstance(values[0], Spread):
+            return self._digest(["id", [ref.text for ref in recipe], [_plain(value) for value in values]])
+        value = values[0]
+        if isinstance(value, (int, float, Number)) and not isinstance(value, bool):
+            value = _written_out(value)
+        if not isinstance(value, str):
+            raise InvalidRequest(f"{recipe[0].text} is no id: one is text or a number", field=recipe[0].text)
+        return _checked(value, recipe[0].text)
+
+    # --------------------------------------------------------------------------------------------------------- derived
+
+    def _derived(self) -> str | None:
+        if not self._plan.derive:
+            return None
+        parts = [self._part(ref) for ref in self._plan.derive]
+        nonce = self._values.value(self._plan.nonce, optional=True) if self._plan.nonce is not None else ABSENT
+        minute = self._now_ms // MINUTE_MS if self._source.bucket is Bucket.MINUTE else None
+        twin = None if nonce is ABSENT else [_plain(nonce)]
+        return self._digest(["derived", self._mode(), minute, twin, [ref.text for ref in self._plan.derive], parts])
+
+    def _part(self, ref: Ref) -> object:
+        if ref.place is Place.BODY:
+            return [self._values.counted_body()]
+        value = self._values.value(ref)
+        if value is ABSENT:
+            raise InvalidRequest(f"{ref.text} is missing: the key is made of it", field=ref.text)
+        return _plain(value)
+
+    def _mode(self) -> str:
+        """Live or test: an array of operations is one delivery, and cannot be both."""
+        if self._plan.mode is None:
+            return _LIVE
+        value = self._values.value(self._plan.mode, optional=True)
+        said = value.values if isinstance(value, Spread) else (value,)
+        modes = {self._mode_of(one) for one in said}
+        if len(modes) > 1:
+            raise InvalidRequest("the operations of one delivery are live and test", field=self._plan.mode.text)
+        return modes.pop()
+
+    def _mode_of(self, value: object) -> str:
+        if value is ABSENT or value is None:
+            return _LIVE
+        # One equals True, and is no truth value.
+        mode = _MODES.get(value) if isinstance(value, (bool, str)) else None
+        if mode is None:
+            assert self._plan.mode is not None
+            raise InvalidRequest(f"{self._plan.mode.text} is true or false", field=self._plan.mode.text)
+        return mode
+
+    def _fingerprint(self) -> Fingerprint:
+        parts = [
+            "request",
+            self._request.method,
+            self._values.path,
+            self._values.counted_query(),
+            [[name, list(self._request.header(name))] for name in self._plan.headers],
+            self._values.counted_body(),
+        ]
+        return Fingerprint(f"{VERSION}:{_sha256(parts)}", self._plan.rule_id)
+
+    def _digest(self, parts: list[object]) -> str:
+        return f"{DERIVATION}:{_sha256([self._source.name, *parts])}"
+
+
+def _sha256(parts: list[object]) -> str:
+    """The digest of a tuple in which everything is preceded by its length."""
+    try:
+        return sha256(canonical(parts, max_depth=_DEPTH_MAX)).hexdigest()
+    except InvalidPayload as error:
+        raise InvalidRequest(f"the request: {error}", field="body") from None
+
+
+def _plain(value: object) -> object:
+    """A value as ``canonical`` takes it."""
+    if isinstance(value, Spread):
+        return {"each": [None if one is ABSENT else one for one in value.values]}
+    return [value]
+
+
+def _checked(key: str, blamed: str) -> str:
+    try:
+        check_key(key)
+    except InvalidKey as error:
+        raise InvalidRequest(f"{blamed}: {error}", field=blamed) from None
+    return key
+
+
+def _written_out(number: int | float | Number) -> str:
+    """A number as an id: digits, where that is short, so that ``5``, ``5.0`` and ``50e-1`` are one id."""
+    try:
+        text = canonical_number(number.text if isinstance(number, Number) else str(number))
+    except InvalidPayload:
+        raise InvalidRequest("an id is a number with an exponent out of bounds", field="id") from None
+    digits, _, power = text.partition("e")
+    zeros = int(power or 0)
+    return digits + "0" * zeros if 0 <= zeros <= _DIGITS_MAX - len(digits) else text

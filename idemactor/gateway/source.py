@@ -1,0 +1,108 @@
+"""Sources: named profiles of senders, which say how the key of a request is found and what it stands for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from idemactor.gateway.normalise import Normaliser
+from idemactor.gateway.plan import InvalidSource, Plan, plan_of
+from idemactor.gateway.verify import Verify
+from idemactor.gateway.words import Bucket, Format
+
+__all__ = ["Answers", "Bucket", "Format", "InvalidSource", "Normaliser", "Recipe", "Source", "Verify"]
+
+WINDOW_MS_DEFAULT: Final = 60_000
+"""How long a derived key blocks from its first sighting (contract, 9)."""
+
+Recipe = str | tuple[str, ...]
+"""What an id is made of: one thing, or several as a tuple, all of which have to be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answers:
+    """The HTTP status by which each result is told to this sender; a stored outcome that is replayed has its own."""
+
+    completed: int = 200
+    in_flight: int = 409
+    in_doubt: int = 409
+    mismatch: int = 422
+    unavailable: int = 503
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One kind of sender. What it names in a request is written as ``gateway/refs.py`` reads it; times in milliseconds.
+
+    Attributes:
+        name: What configuration and callers call it; part of every derived key.
+        namespace: Where the gateway's own doors keep its keys.
+        format: How bodies are read.
+        pattern: For ``text``: the expression that the whole text matches; its named groups are the members.
+        client_key: Whether the sender's ``Idempotency-Key`` and ``idempotencyKey`` count, before everything else.
+        id: The source's own id, in order of preference.
+        derive: What a key is made of where there is no id; all of it is required. ``body`` is the whole body.
+        normalise: How what is named is normalised before it is used, in order.
+        mode: What tells test from live, which never share a key: ``true`` (or ``test``) is test.
+        bucket: How long a derived key stands for one operation.
+        window_ms: With ``Bucket.WINDOW``: how long, from the first sighting.
+        nonce: Part of a derived key where it is there: makes two intended twins two.
+        exclude: What does not count in the fingerprint.
+        headers: Header fields that do count in it; no others do.
+        secrets: What reaches no key and no fingerprint.
+        verify: How the sender proves who it is; None: it need not.
+        retry_horizon_ms: How long after its first attempt the sender may try again; None: nobody knows.
+        ttl_ms: How long a key that is not held by a window blocks, from its commit; None: the namespace's setting.
+        answers: How each result is told to this sender.
+        plan: All this made ready, for ``resolve``.
+
+    Raises:
+        InvalidSource: On construction.
+    """
+
+    name: str
+    namespace: str = "default"
+    format: Format = Format.AUTO
+    pattern: str | None = None
+    client_key: bool = True
+    id: tuple[Recipe, ...] = ()
+    derive: tuple[str, ...] = ()
+    normalise: Mapping[str, tuple[Normaliser, ...]] = field(default_factory=dict)
+    mode: str | None = None
+    bucket: Bucket = Bucket.WINDOW
+    window_ms: int = WINDOW_MS_DEFAULT
+    nonce: str | None = None
+    exclude: tuple[str, ...] = ()
+    headers: tuple[str, ...] = ()
+    secrets: tuple[str, ...] = ()
+    verify: Verify | None = None
+    retry_horizon_ms: int | None = None
+    ttl_ms: int | None = None
+    answers: Answers = field(default_factory=Answers)
+
+    plan: Plan = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "plan", plan_of(self))
+
+    def memories(self, ttl_ms: int) -> Iterator[tuple[str, int]]:
+        """How long its keys are remembered, milliseconds, and the setting that says so, for each way to find one.
+
+        Args:
+            ttl_ms: The setting of the namespace that holds them.
+        """
+        name, kept_ms = ("ttl_ms", self.ttl_ms) if self.ttl_ms is not None else ("its namespace's ttl_ms", ttl_ms)
+        windowed = bool(self.derive) and self.bucket is Bucket.WINDOW
+        if self.client_key or self.id or not windowed:
+            yield name, kept_ms
+        if windowed:
+            yield "window_ms", self.window_ms
+
+    @property
+    def doubts(self) -> Iterator[str]:
+        """What nobody can promise about it, a sentence each: for whoever runs it."""
+        if self.retry_horizon_ms is None:
+            yield "nobody knows how long its sender tries again: set retry_horizon_ms, or keep its keys for long enough"
+        if self.derive and self.bucket is Bucket.MINUTE:
+            yield "a resend in the next minute of the clock is another operation to it"
