@@ -39,9 +39,11 @@ class SharedCensus(Census):
         """What this worker's shards hold, for the others; of ``keys``, or of all."""
         return tuple((*key, self._own.get(key, 0)) for key in (self._own if keys is None else keys))
 
-    def heard(self, worker: int, counts: Iterable[Count]) -> None:
-        """Another worker said what its shards hold now."""
+    def heard(self, worker: int, counts: Iterable[Count], *, whole: bool = False) -> None:
+        """Another worker said what its shards hold now; ``whole``: that is all they hold."""
         known = self._others.setdefault(worker, {})
+        if whole:
+            counts = [*((*key, 0) for key in known), *counts]
         for tenant, namespace, count in counts:
             key = (tenant, namespace)
             self._totals[key] = self._totals.get(key, 0) + count - known.get(key, 0)

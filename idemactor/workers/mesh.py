@@ -147,7 +147,7 @@ class Mesh:
             await trio.sleep((TICK_MS + waiting / TICK_WAITERS) / _MS_PER_S)
             counts = None
             if self._census.changed:
-                counts = (COUNTS, self._census.own(self._census.changed))
+                counts = (COUNTS, self._census.own(self._census.changed), False)
                 self._census.changed.clear()
             for peer in self._peers.values():
                 peer.tell_departures()

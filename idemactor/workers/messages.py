@@ -19,7 +19,8 @@ TOLD: Final = 2
 LEFT: Final = 3
 """(LEFT, id): the caller of that waiting reserve was seen to leave."""
 COUNTS: Final = 4
-"""(COUNTS, ((tenant, namespace, keys), ...)): how many keys the sender's shards hold, where that has changed."""
+"""(COUNTS, ((tenant, namespace, keys), ...), whole): how many keys the sender's shards hold, where that has changed;
+``whole``: there are no others."""
 STANDING: Final = 5
 """(STANDING, shard, queue depth, quarantined, in memory): how a shard of the sender's stands."""
 QUESTION: Final = 6

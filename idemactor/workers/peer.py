@@ -219,8 +219,8 @@ class Peer:
             case (kind, shard, *standing) if kind == STANDING:
                 depth, quarantined, in_memory = standing
                 self.standings[shard] = (depth, quarantined, in_memory)
-            case (kind, counts) if kind == COUNTS:
-                self._census.heard(self.number, counts)
+            case (kind, counts, whole) if kind == COUNTS:
+                self._census.heard(self.number, counts, whole=whole)
             case (kind, question) if kind == QUESTION:
                 self.send((REPORT, question, self._report()))
             case (kind, question, text) if kind == REPORT:
@@ -228,7 +228,7 @@ class Peer:
                 if channel is not None:
                     channel.send_nowait(text)
             case (kind, _) if kind == HELLO:
-                self.send((COUNTS, self._census.own()))
+                self.send((COUNTS, self._census.own(), True))
                 self.up.set()
             case _:
                 raise AssertionError(f"no message of ours: {message[0]}")

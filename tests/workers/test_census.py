@@ -49,3 +49,12 @@ def test_what_a_worker_says_again_counts_once() -> None:
     census.add(0, ("acme", "trade"), 2)
     assert census.total(("acme", "trade")) == 6
     assert census.own() == (("acme", "trade", 2),)
+
+
+def test_a_worker_that_came_back_with_less_is_believed() -> None:
+    census = SharedCensus()
+    census.heard(1, [("acme", "trade", 3), ("acme", "pay", 2)])
+    census.heard(1, [("acme", "trade", 4)], whole=True)
+    assert [census.total(key) for key in KEYS] == [4, 0, 0]
+    census.heard(1, [], whole=True)
+    assert [census.total(key) for key in KEYS] == [0, 0, 0]
