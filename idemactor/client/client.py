@@ -221,6 +221,7 @@ class Client(Holding):
         except BaseException:
             await self._end_tasks()
             raise
+        self._renewals = None
         self._caller = Caller(channel)
         self._settler = Settler(self._caller, tasks, self._on_report)
         return self
@@ -247,12 +248,14 @@ class Client(Holding):
 
     # ------------------------------------------------------------------------------------------------ for holds to use
 
-    async def ask(self, flight: Flight, budget_ms: int | None) -> Any:
+    def ask(self, flight: Flight, budget_ms: int | None) -> Awaitable[Any]:
         """One call, as ``Caller.ask``."""
-        return await self.check().ask(flight, budget_ms)
+        if self._caller is None:
+            raise ClientClosed(_CLOSED)
+        return self._caller.ask(flight, budget_ms)
 
-    def check(self) -> Caller:
-        """What makes calls.
+    def check(self) -> None:
+        """Raise where no calls can be made.
 
         Raises:
             ClientClosed: The client is not open.
@@ -261,7 +264,6 @@ class Client(Holding):
         if self._caller is None:
             raise ClientClosed(_CLOSED)
         self._caller.check()
-        return self._caller
 
     def start_task(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run ``work`` in the background until it ends or the client closes."""
@@ -269,8 +271,8 @@ class Client(Holding):
             raise ClientClosed(_CLOSED)
         self._tasks.start_soon(_guarded, work)
 
-    async def _ask(self, flight: Flight, timeout_ms: int | None) -> Any:
-        return await self.ask(flight, self._timeout_ms if timeout_ms is None else timeout_ms)
+    def _ask(self, flight: Flight, timeout_ms: int | None) -> Awaitable[Any]:
+        return self.ask(flight, self._timeout_ms if timeout_ms is None else timeout_ms)
 
     def _settling(self) -> Settler:
         if self._settler is None:
