@@ -18,7 +18,7 @@ SIM_SEEDS ?= 2000
 POWER_ROUNDS ?= 500
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check bench crash sim lock clean
+.PHONY: help install serve demo test check bench crash sim lock clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -34,6 +34,9 @@ $(STAMP): requirements.lock pyproject.toml scripts/make-venv
 
 serve: install ## Start the server with config.toml (CONFIG=other.toml takes another file).
 	exec $(BIN)/idemactor serve --config $(CONFIG)
+
+demo: install ## How often an order is filled when its sender is unsure: with and without idemactor, in less than a minute.
+	@$(BIN)/python examples/tradingview/fills.py
 
 test: $(GATEWAYS_STAMP) ## Run the whole short suite.
 	$(BIN)/python -m pytest $(ARGS)

@@ -13,7 +13,7 @@ import resource
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -23,6 +23,7 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -88,10 +89,16 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             await check_settings(config, engines, clock.now_ms())
             router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
             context = make_context(config, router, observer, metrics, clock)
-            async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
+            async with (
+                _bound(config.http, ALPN_PROTOCOLS) as http,
+                _bound(config.rpc) as rpc,
+                _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
+            ):
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
-                await serve_doors(context, http, rpc, connections_max(directory.shards), announce)
+                proxy = make_proxy(config, context)
+                most = connections_max(directory.shards, proxy is not None)
+                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
 
 
 def make_context(
@@ -109,10 +116,17 @@ async def serve_doors(
     context: ServerContext,
     http: Sequence[SocketListener],
     rpc: Sequence[SocketListener],
+    gateway: Sequence[SocketListener],
+    proxy: ProxyDoor | None,
     connections_max: int,
     announce: Callable[[str], None],
+    all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
-    """Run shards and doors until a signal says to stop, and then until everything is answered."""
+    """Run shards and doors until a signal says to stop, and then until everything is answered.
+
+    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
+    needed for that.
+    """
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
@@ -127,17 +141,32 @@ async def serve_doors(
                 observer = DoorObserver(context.observer, "rpc")
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
+            if proxy is not None:
+                accept = AcceptLimits(connections_max=connections_max)
+                await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
             _spare_the_collector()
-            announce(ready_line(http, rpc))
+            announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
             await anext(aiter(signals))
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True
+            if proxy is not None:
+                await _drain(proxy, context.router)
+                if all_settled is not None:
+                    await all_settled()
             context.router.close()
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
+
+
+async def _drain(proxy: ProxyDoor, router: Router) -> None:
+    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
+    proxy.drain()
+    router.settle_only()
+    with trio.move_on_after(DRAIN_SECONDS_MAX):
+        await proxy.finished.wait()
 
 
 def _spare_the_collector() -> None:
@@ -147,9 +176,9 @@ def _spare_the_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -> str:
+def ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener], gateway: Sequence[SocketListener]) -> str:
     """What is said once every address answers."""
-    doors = (("http", http), ("rpc", rpc))
+    doors = (("http", http), ("rpc", rpc), ("gateway", gateway))
     words = [f"{name}={','.join(listener.address for listener in found)}" for name, found in doors if found]
     return " ".join(["idemactor ready", *words])
 
@@ -233,14 +262,27 @@ def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> Non
 # --------------------------------------------------------------------------------------------------------------- doors
 
 
-def connections_max(shards: int) -> int:
-    """How many connections a door may have open: the shards' files must never go without a descriptor for them."""
+def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
+    """The reverse proxy of a process; None where none is configured."""
+    section = config.gateway
+    if not section.door.bind:
+        return None
+    warn(section.routes, context)
+    settings = ProxySettings(section.routes, section.limits, section.trusted)
+    return ProxyDoor(context, settings, system_entropy())
+
+
+def connections_max(shards: int, has_proxy: bool) -> int:
+    """How many connections a door may have open: the shards' files must never go without a descriptor for them.
+
+    The proxy counts twice: a request of a client's may need a connection to its upstream.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // 2
+    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // (4 if has_proxy else 2)
     return max(1, min(CONNECTIONS_MAX_DEFAULT, left)) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX_DEFAULT
 
 

@@ -13,6 +13,8 @@ from typing import Final
 from idemactor.core import limits
 from idemactor.core.policy import Policy
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy.limits import ProxyLimits
+from idemactor.gateway.proxy.routes import Route
 from idemactor.gateway.source import Source
 from idemactor.server.auth import Role
 
@@ -119,6 +121,23 @@ class LogSection:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewaySection:
+    """``[gateway]``: the idempotent reverse proxy.
+
+    Attributes:
+        door: Where it listens; without an address there is none.
+        routes: ``[[gateway.routes]]``.
+        trusted: The networks whose ``X-Forwarded-*`` are believed.
+        limits: What requests and upstreams may take.
+    """
+
+    door: DoorSection = field(default_factory=lambda: DoorSection(()))
+    routes: tuple[Route, ...] = ()
+    trusted: tuple[str, ...] = ()
+    limits: ProxyLimits = field(default_factory=ProxyLimits)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The whole configuration of one server."""
 
@@ -128,4 +147,5 @@ class ServerConfig:
     tokens: tuple[TokenEntry, ...] = ()
     namespaces: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
     log: LogSection = field(default_factory=LogSection)
+    gateway: GatewaySection = field(default_factory=GatewaySection)
     sources: dict[str, Source] = field(default_factory=lambda: dict(SHIPPED))

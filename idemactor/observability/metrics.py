@@ -89,6 +89,7 @@ class Metrics(Observer, Collector):
         self._opened: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
+        self._gateway: Counter[tuple[str, str, str]] = Counter()
         self._rule_changes = 0
         self._overloaded = 0
         self._notifications = 0
@@ -171,6 +172,15 @@ class Metrics(Observer, Collector):
     def notification_ignored(self) -> None:
         self._notifications += 1
 
+    def gateway_answered(self, namespace: str, result: str) -> None:
+        self._gateway["answers", namespace, _snake(result)] += 1
+
+    def gateway_settled(self, namespace: str, verdict: str) -> None:
+        self._gateway["verdicts", namespace, verdict] += 1
+
+    def gateway_unprotected(self, namespace: str) -> None:
+        self._gateway["unprotected", namespace, ""] += 1
+
     # ----------------------------------------------------------------------------------------------- put into words
 
     def describe(self) -> Iterable[Metric]:
@@ -189,6 +199,7 @@ class Metrics(Observer, Collector):
         refused = self._refused.items()
         yield _labelled("refused", "Requests that never reached the state table.", ("door", "code"), refused)
         yield from self._connections()
+        yield from self._of_gateway()
         yield from self._shard_events()
         if self._standings is not None:
             yield from standing_families(self._standings, self._now_ms)
@@ -207,12 +218,24 @@ class Metrics(Observer, Collector):
             gauge.add_metric((door,), count - self._closed[door])
         yield gauge
 
+    def _of_gateway(self) -> Iterator[Metric]:
+        for kind, (label, help_text) in _GATEWAY.items():
+            counts = [
+                ((space, word) if label else (space,), n) for (k, space, word), n in self._gateway.items() if k == kind
+            ]
+            yield _labelled(f"gateway_{kind}", help_text, ("namespace", label) if label else ("namespace",), counts)
+
     def _shard_events(self) -> Iterator[Metric]:
         for event, help_text in _EVENTS.items():
             values = [((str(shard),), n) for (name, shard), n in self._events.items() if name == event]
             yield _labelled(f"shard_{event}", help_text, ("shard",), values)
 
 
+_GATEWAY: Final = {
+    "answers": ("result", "Requests of protected routes, by how their key stood."),
+    "verdicts": ("verdict", "Requests that went to an upstream, by what its answer said of the effect."),
+    "unprotected": ("", "Requests that went to an upstream while no shard answered."),
+}
 _EVENTS: Final = {
     "alarms_swept": "Alarms dealt with.",
     "alarm_failures": "Steps of alarm work that failed.",

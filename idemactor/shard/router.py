@@ -7,6 +7,7 @@ from typing import Final, Protocol
 
 import trio
 
+from idemactor.core.commands import Accept, Reserve
 from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Query
 from idemactor.core.replies import Overloaded
@@ -37,6 +38,9 @@ class Place(Protocol):
     def in_memory(self) -> bool:
         """Whether it is loaded."""
 
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits, and let nobody wait from here on."""
+
     def close(self) -> None:
         """Answer what was taken, and take nothing new."""
 
@@ -51,6 +55,7 @@ class Router:
         self.shards = tuple(shards)
         self._observer = observer
         self._closing = False
+        self._settling_only = False
 
     def route(self, envelopes: Sequence[Envelope]) -> None:
         """Send commands to their shards, in order. What finds no room is answered ``overloaded`` before this returns.
@@ -66,6 +71,9 @@ class Router:
         for envelope in envelopes:
             command = envelope.command
             assert not isinstance(command, Query)
+            if self._settling_only and isinstance(command, Reserve | Accept):
+                self._overloaded([envelope])
+                continue
             shard = shard_of(identity_hash(command.identity), count)
             by_shard.setdefault(shard, []).append(envelope)
         for shard, batch in by_shard.items():
@@ -77,6 +85,12 @@ class Router:
             self._overloaded([envelope])
         else:
             self._submit(shard, [envelope])
+
+    def settle_only(self) -> None:
+        """Grant nothing any more, and let nobody wait: what is under way may still be told to have ended."""
+        self._settling_only = True
+        for shard in self.shards:
+            shard.stop_waiting()
 
     def close(self) -> None:
         """Take nothing new; what was taken is answered, and everyone who waits is answered at once."""

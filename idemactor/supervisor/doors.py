@@ -50,10 +50,15 @@ class Door:
 
 @dataclass(frozen=True, slots=True)
 class Doors:
-    """Both doors."""
+    """All doors."""
 
     http: Door
     rpc: Door
+    gateway: Door
+
+    def all(self) -> tuple[Door, Door, Door]:
+        """In the order of the ready line."""
+        return self.http, self.rpc, self.gateway
 
     def shard_map(self, shards: int, worker: int) -> ShardMap:
         """What a worker tells of all of them."""
@@ -61,13 +66,13 @@ class Doors:
 
     def close(self) -> None:
         """See ``Door.close``."""
-        self.http.close()
-        self.rpc.close()
+        for door in self.all():
+            door.close()
 
 
 @contextlib.contextmanager
 def bound(config: ServerConfig) -> Iterator[Doors]:
-    """Both doors, bound; closed in the end.
+    """All doors, bound; closed in the end. Nobody asks a certain worker for what it proxies.
 
     Raises:
         StartError: An address cannot be bound, or a TLS file not be used.
@@ -76,15 +81,23 @@ def bound(config: ServerConfig) -> Iterator[Doors]:
     with contextlib.ExitStack() as undo:
         http = _bind(config.http, workers, tls_of(config.http, ALPN_PROTOCOLS), undo)
         rpc = _bind(config.rpc, workers, tls_of(config.rpc), undo)
-        yield Doors(http, rpc)
+        gateway = _bind(config.gateway.door, workers, tls_of(config.gateway.door, ALPN_PROTOCOLS), undo, direct=False)
+        yield Doors(http, rpc, gateway)
 
 
-def _bind(section: DoorSection, workers: int, tls: ssl.SSLContext | None, undo: contextlib.ExitStack) -> Door:
+def _bind(
+    section: DoorSection,
+    workers: int,
+    tls: ssl.SSLContext | None,
+    undo: contextlib.ExitStack,
+    *,
+    direct: bool = True,
+) -> Door:
     door = Door([], [])
     undo.callback(door.close)
     door.common.extend(bind_listeners(section.bind, tls))
     for worker in range(workers):
-        door.direct.append(bind_listeners(_direct(section.bind, worker), tls))
+        door.direct.append(bind_listeners(_direct(section.bind, worker) if direct else (), tls))
     return door
 
 

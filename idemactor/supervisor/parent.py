@@ -75,7 +75,7 @@ def supervise(config: ServerConfig, *, announce: Callable[[str], None]) -> int:
             with bound(config) as doors, _sockets(directory, workers) as sockets:
                 given = Inheritance(config, directory, doors, sockets, epoch)
                 supervisor.start(given)
-                announce(ready_line(doors.http.common, doors.rpc.common))
+                announce(ready_line(*(door.common for door in doors.all())))
                 logs.log_event(_log, logging.INFO, "ready", workers=workers)
                 return supervisor.watch(given)
         except _Stopped:

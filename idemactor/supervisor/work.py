@@ -15,7 +15,17 @@ import trio
 from idemactor.config import ServerConfig
 from idemactor.core.clock import Clock
 from idemactor.core.keys import worker_of
-from idemactor.node import boottime_s, check_settings, connections_max, first_ms, make_context, make_shards, serve_doors
+from idemactor.node import (
+    DRAIN_SECONDS_MAX,
+    boottime_s,
+    check_settings,
+    connections_max,
+    first_ms,
+    make_context,
+    make_proxy,
+    make_shards,
+    serve_doors,
+)
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -137,8 +147,12 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         context.reports = functools.partial(_reports, worker, metrics, mesh)
         context.lane = lane
         async with mesh.running():
-            http, rpc = given.doors.http.of(worker), given.doors.rpc.of(worker)
-            await serve_doors(context, http, rpc, connections_max(len(mine)), lambda _: tell(READY))
+            http, rpc, gateway = (door.of(worker) for door in given.doors.all())
+            proxy = make_proxy(given.config, context)
+            most = connections_max(len(mine), proxy is not None)
+            await serve_doors(
+                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
+            )
 
 
 def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:
@@ -148,6 +162,11 @@ def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Pee
         own.get(number) or RemoteShard(number, peers[worker_of(number, given.config.server.workers)])
         for number in range(given.directory.shards)
     ]
+
+
+async def _wait_for_all(mesh: Mesh) -> None:
+    with trio.move_on_after(DRAIN_SECONDS_MAX):
+        await mesh.all_settled()
 
 
 async def _reports(worker: int, metrics: Metrics, mesh: Mesh) -> dict[int, str | None]:

@@ -17,7 +17,7 @@ from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.shard.router import Router
 from idemactor.workers import sockets
 from idemactor.workers.census import SharedCensus
-from idemactor.workers.messages import COUNTS, unpacker
+from idemactor.workers.messages import COUNTS, SETTLED, unpacker
 from idemactor.workers.peer import Peer
 
 TICK_MS: Final = 10
@@ -87,6 +87,13 @@ class Mesh:
                 for peer in self._peers.values():
                     await peer.all_sent()
             nursery.cancel_scope.cancel()
+
+    async def all_settled(self) -> None:
+        """Say that this worker's proxy has nothing under way any more, and wait for all others to say so."""
+        for peer in self._peers.values():
+            peer.send((SETTLED, self._here))
+        for peer in self._peers.values():
+            await peer.settled()
 
     async def reports(self, timeout_ms: int) -> dict[int, str | None]:
         """The metrics of all others as text, None for one that does not say."""

@@ -28,6 +28,9 @@ QUESTION: Final = 6
 REPORT: Final = 7
 """(REPORT, id, text): these."""
 
+SETTLED: Final = 8
+"""(SETTLED, worker): the sender is stopping, and its proxy has nothing under way any more."""
+
 Message = tuple[Any, ...]
 
 

@@ -21,6 +21,7 @@ from idemactor.workers.messages import (
     LEFT,
     QUESTION,
     REPORT,
+    SETTLED,
     STANDING,
     TOLD,
     Message,
@@ -69,6 +70,7 @@ class Peer:
         self._outbox: Outbox | None = None
         self._talk: _Talk | None = None
         self._changed = trio.Event()
+        self._settled = False
         self._questions: dict[int, trio.MemorySendChannel[str]] = {}
         self._question = 0
 
@@ -103,6 +105,12 @@ class Peer:
     async def all_sent(self) -> None:
         """Wait until the other has taken everything, or is gone."""
         while self._outbox is not None and (self._unsent or self._outbox.waiting_bytes):
+            self._changed = trio.Event()
+            await self._changed.wait()
+
+    async def settled(self) -> None:
+        """Wait until the other has said that its proxy has nothing under way, or is gone."""
+        while self._outbox is not None and not self._settled:
             self._changed = trio.Event()
             await self._changed.wait()
 
@@ -227,6 +235,9 @@ class Peer:
                 channel = self._questions.get(question)
                 if channel is not None:
                     channel.send_nowait(text)
+            case (kind, _) if kind == SETTLED:
+                self._settled = True
+                self._changed.set()
             case (kind, _) if kind == HELLO:
                 self.send((COUNTS, self._census.own(), True))
                 self.up.set()
@@ -236,6 +247,7 @@ class Peer:
     def _fall(self) -> None:
         """The other is away."""
         self.up = trio.Event()
+        self._settled = False
         self._outbox = None
         self._unsent = []
         self._changed.set()

@@ -144,6 +144,7 @@ def test_every_code_has_its_exception() -> None:
         assert type(error_of(f"{code}: x")) is not Refused or code in (
             Code.UNSUPPORTED_MEDIA_TYPE,
             Code.METHOD_NOT_ALLOWED,
+            Code.UPSTREAM_FAILED,
         )
     assert isinstance(error_of("IDEMPOTENCY_UNAVAILABLE: x"), Unavailable)
     unknown = error_of("SOMETHING_NEW: later")

@@ -88,6 +88,7 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
     config = load_text(file, text, environment={"STRIPE_WEBHOOK_SECRET": "whsec_"})
     assert config.server.shards == 4
     assert config.sources["stripe"].verify is not None
+    assert [route.prefix for route in config.gateway.routes] == ["/orders"]
     assert config.http.client_ca == file.with_name("clients.pem")
     assert config.tokens[0].role is Role.CALLER
 
@@ -230,7 +231,7 @@ def test_environment(variable: str, text: str, read: object) -> None:
         ),
         (
             "shards = 4\n",
-            "line 1: shards: no such setting; there are auth, http, log, namespaces, rpc, server",
+            "line 1: shards: no such setting; there are auth, gateway, http, log, namespaces, rpc, server",
         ),
         ("[server]\nshards = true\n", "line 2: server.shards: must be an integer from 1 to 1024, not true"),
         ("[server]\nshards = 4.0\n", "line 2: server.shards: must be an integer from 1 to 1024, not 4.0"),

@@ -74,6 +74,7 @@ async def running(
     tokens: Sequence[TokenEntry] = (),
     mailbox_max: int = 4_096,
     run: bool = True,
+    policies: Mapping[str, Policy] = POLICIES,
     sources: Mapping[str, Source] = SHIPPED,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
@@ -89,7 +90,7 @@ async def running(
             Shard(
                 number,
                 engine,
-                POLICIES,
+                policies,
                 census,
                 time,
                 lambda: rng.getrandbits(ENTROPY_BITS),
@@ -99,8 +100,8 @@ async def running(
             )
         )
     router = Router(actors, metrics)
-    authenticator = Authenticator(tokens, POLICIES, resolver_of(sources, time.now_ms))
-    context = ServerContext(router, POLICIES, authenticator, metrics, metrics, time.now_ms)
+    authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms))
+    context = ServerContext(router, policies, authenticator, metrics, metrics, time.now_ms)
     context.sources = sources
     async with trio.open_nursery() as nursery:
         if run:

@@ -482,7 +482,7 @@ async def test_a_bug_closes_one_connection_and_the_shard_goes_on(
             def broken(*_args: object, **_options: object) -> dict[str, object]:
                 raise ZeroDivisionError
 
-            patched.setattr("idemactor.server.rpc_calls.body_of", broken)
+            patched.setattr("idemactor.server.rpc_calls.reserved_body", broken)
             await peer.send(reserve(1))
             assert await peer.rest() == {}
         assert (await server.connect().call("reserve", namespace="default", key="k"))["result"] == "in_flight"
