@@ -12,6 +12,8 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 # Arguments for pytest and for the benchmarks, for example `make test ARGS="-k config"`.
 ARGS ?=
 CONFIG ?= config.toml
+# Tests run in this many processes, each file in one of them: many wait for a real server more than they work.
+TEST_PROCESSES ?= 2
 # How long the long suites run; their short forms are part of `make test`.
 CRASH_ROUNDS ?= 500
 SIM_SEEDS ?= 2000
@@ -39,7 +41,7 @@ demo: install ## How often an order is filled when its sender is unsure: with an
 	@$(BIN)/python examples/tradingview/fills.py
 
 test: $(GATEWAYS_STAMP) ## Run the whole short suite.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 $(GATEWAYS_STAMP): $(STAMP) requirements-gateways.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-gateways.lock

@@ -58,7 +58,9 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(data_dir: Path, *, shards: int, durability: Durability = "full", upstream: str = "") -> Iterator[Server]:
+def serving(
+    data_dir: Path, *, shards: int, durability: Durability = "full", upstream: str = "", workers: int = 1
+) -> Iterator[Server]:
     """Start ``idemactor serve`` on ``data_dir`` and stop it in the end.
 
     Args:
@@ -73,7 +75,7 @@ def serving(data_dir: Path, *, shards: int, durability: Durability = "full", ups
     proxy = GATEWAY.format(upstream=upstream) if upstream else ""
     config.write_text(CONFIG.format(durability=durability, sockets=sockets) + proxy)
     command = [sys.executable, "-m", "idemactor", "serve", "--config", str(config)]
-    command += ["--data-dir", str(data_dir), "--shards", str(shards)]
+    command += ["--data-dir", str(data_dir), "--shards", str(shards), "--workers", str(workers)]
     started = time.perf_counter()
     with running(command, log=log, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

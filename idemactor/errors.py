@@ -7,6 +7,7 @@ reached the table (``RequestError``) or says that the server cannot start or go 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 
 
 class Code(enum.StrEnum):
@@ -81,3 +82,12 @@ class StartError(IdemactorError):
 
 class StorageError(IdemactorError):
     """A storage engine could not do what it was asked; the shard reloads before it goes on."""
+
+
+def messages_of(group: BaseExceptionGroup[BaseException]) -> Iterator[str]:
+    """What the errors of a group say, line by line, for people."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from messages_of(error)
+        else:
+            yield from str(error).splitlines()

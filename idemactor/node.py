@@ -11,8 +11,9 @@ import gc
 import logging
 import resource
 import signal
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -42,13 +43,15 @@ from idemactor.server.listeners import (
     server_ssl_context,
 )
 from idemactor.server.rpc_door import RpcDoor
+from idemactor.server.shard_map import ShardMap
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
-from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
-from idemactor.storage.base import Opened
+from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
+from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sqlite_wal import Durability
 
 DRAIN_SECONDS_MAX: Final = 30.0
 """How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
@@ -79,26 +82,37 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
-        async with open_engines(directory, config.server.durability.value) as engines:
-            clock = _clock(config, [opened for _, opened in engines])
-            await _check_namespaces(config, engines, clock.now_ms())
-            _warn_of_sources(config)
-            router = Router(_shards(config, engines, clock, observer), observer)
-            resolver = resolver_of(config.sources, clock.now_ms)
-            authenticator = Authenticator(config.tokens, config.namespaces, resolver)
-            context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
-            context.sources = config.sources
+        durability: Durability = config.server.durability.value
+        await settle_journals(directory, durability, 1)
+        async with open_engines(directory, durability) as engines:
+            clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
+            await check_settings(config, engines, clock.now_ms())
+            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
+            context = make_context(config, router, observer, metrics, clock)
             async with (
                 _bound(config.http, ALPN_PROTOCOLS) as http,
                 _bound(config.rpc) as rpc,
                 _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
             ):
-                proxy = _proxy(config, context)
-                connections_max = _connections_max(directory.shards, proxy is not None)
-                await _serve(context, http, rpc, gateway, proxy, connections_max, announce)
+                addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
+                context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
+                proxy = make_proxy(config, context)
+                most = connections_max(directory.shards, proxy is not None)
+                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
 
 
-async def _serve(
+def make_context(
+    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
+) -> ServerContext:
+    """What the doors of a process are given."""
+    resolver = resolver_of(config.sources, clock.now_ms)
+    authenticator = Authenticator(config.tokens, config.namespaces, resolver)
+    context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+    context.sources = config.sources
+    return context
+
+
+async def serve_doors(
     context: ServerContext,
     http: Sequence[SocketListener],
     rpc: Sequence[SocketListener],
@@ -106,7 +120,13 @@ async def _serve(
     proxy: ProxyDoor | None,
     connections_max: int,
     announce: Callable[[str], None],
+    all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
+    """Run shards and doors until a signal says to stop, and then until everything is answered.
+
+    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
+    needed for that.
+    """
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
@@ -125,7 +145,7 @@ async def _serve(
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
             _spare_the_collector()
-            announce(_ready_line(http, rpc, gateway))
+            announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
             await anext(aiter(signals))
             logs.log_event(_log, logging.INFO, "draining")
@@ -133,6 +153,8 @@ async def _serve(
             context.draining = True
             if proxy is not None:
                 await _drain(proxy, context.router)
+                if all_settled is not None:
+                    await all_settled()
             context.router.close()
             http_door.drain()
             rpc_door.drain()
@@ -154,9 +176,8 @@ def _spare_the_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _ready_line(
-    http: Sequence[SocketListener], rpc: Sequence[SocketListener], gateway: Sequence[SocketListener]
-) -> str:
+def ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener], gateway: Sequence[SocketListener]) -> str:
+    """What is said once every address answers."""
     doors = (("http", http), ("rpc", rpc), ("gateway", gateway))
     words = [f"{name}={','.join(listener.address for listener in found)}" for name, found in doors if found]
     return " ".join(["idemactor ready", *words])
@@ -165,34 +186,48 @@ def _ready_line(
 # ------------------------------------------------------------------------------------------------------------- storage
 
 
-def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
-    census = Census()
+def make_shards(
+    config: ServerConfig,
+    engines: Mapping[int, tuple[Engine, Opened]],
+    clock: Clock,
+    observer: Observer,
+    census: Census,
+) -> list[Shard]:
+    """The shards of this process; ``engines`` by their numbers."""
     entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
-        for number, (engine, opened) in enumerate(engines)
+        for number, (engine, opened) in engines.items()
     ]
 
 
-def _clock(config: ServerConfig, opened: Sequence[Opened]) -> Clock:
+def boottime_s() -> float:
+    """Seconds of a clock that runs on while the machine sleeps: a lease must not grow by a suspended afternoon."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def first_ms(config: ServerConfig, opened: Sequence[Opened]) -> int:
+    """The time to start with, milliseconds since the epoch. Raises: StartError: the wall clock is far behind."""
     wall_ms = time.time_ns() // 1_000_000
     latest_ms = max(shard.latest_ms for shard in opened)
     try:
-        start_ms = start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
+        return start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
     except ClockTooFarBehind as error:
         raise StartError(
             f"the wall clock is {error.behind_ms} ms behind the latest time in {config.server.data_dir}, which is more"
             " than clock_backstep_max_ms: set the clock right (NTP), or raise server.clock_backstep_max_ms if the"
             " directory's time is the wrong one"
         ) from error
-    # CLOCK_BOOTTIME runs on while the machine sleeps: a lease must not grow by a suspended afternoon.
-    return Clock(start_ms, functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
 
-async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int) -> None:
-    """A namespace that left the configuration while it has live records would leave them without a policy."""
+async def check_settings(config: ServerConfig, engines: Engines, now_ms: int) -> None:
+    """A namespace that left the configuration while it has live records would leave them without a policy.
+
+    Raises:
+        StartError: There is one.
+    """
     lost = await lost_namespaces(engines, config.namespaces, now_ms)
     if lost:
         tables = ", ".join(f"[namespaces.{namespace}]" for namespace in lost)
@@ -200,6 +235,7 @@ async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int)
             f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has live records in"
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
+    _warn_of_sources(config)
     _warn_of_what_is_out_of_reach(config, engines)
 
 
@@ -226,7 +262,8 @@ def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> Non
 # --------------------------------------------------------------------------------------------------------------- doors
 
 
-def _proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
+def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
+    """The reverse proxy of a process; None where none is configured."""
     section = config.gateway
     if not section.door.bind:
         return None
@@ -235,7 +272,7 @@ def _proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
     return ProxyDoor(context, settings, system_entropy())
 
 
-def _connections_max(shards: int, has_proxy: bool) -> int:
+def connections_max(shards: int, has_proxy: bool) -> int:
     """How many connections a door may have open: the shards' files must never go without a descriptor for them.
 
     The proxy counts twice: a request of a client's may need a connection to its upstream.
@@ -249,13 +286,17 @@ def _connections_max(shards: int, has_proxy: bool) -> int:
     return max(1, min(CONNECTIONS_MAX_DEFAULT, left)) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX_DEFAULT
 
 
+def tls_of(door: DoorSection, alpn: Sequence[str] = ()) -> ssl.SSLContext | None:
+    """What a door's connections speak; None: no TLS. Raises: StartError: a file cannot be used."""
+    if door.tls_cert is None or door.tls_key is None:
+        return None
+    return server_ssl_context(door.tls_cert, door.tls_key, door.client_ca, alpn=alpn)
+
+
 @contextlib.asynccontextmanager
 async def _bound(door: DoorSection, alpn: Sequence[str] = ()) -> AsyncIterator[list[SocketListener]]:
     """A door's listeners; closed in the end, also where another address cannot be had."""
-    tls = None
-    if door.tls_cert is not None and door.tls_key is not None:
-        tls = server_ssl_context(door.tls_cert, door.tls_key, door.client_ca, alpn=alpn)
-    listeners = bind_listeners(door.bind, tls)
+    listeners = bind_listeners(door.bind, tls_of(door, alpn))
     try:
         yield listeners
     finally:

@@ -58,6 +58,7 @@ def _server(section: Section) -> model.ServerSection:
         clock_backstep_max_ms=section.read("clock_backstep_max_ms", backstep, default.clock_backstep_max_ms),
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
+        workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
     )
     section.close()
     return server

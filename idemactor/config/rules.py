@@ -18,6 +18,7 @@ def check(config: ServerConfig, tree: Table) -> Iterator[Problem]:
     ``tree`` says where they stand, and which were given: one that was given but wrong is already reported,
     and is not missed here a second time.
     """
+    yield from _check_workers(config, tree)
     yield from _check_binds(config, tree)
     for name, door in _doors(config):
         yield from _check_reach(name, door, tree)
@@ -44,6 +45,12 @@ def _check_gateway(config: ServerConfig, tree: Table) -> Iterator[Problem]:
                 "can be used from other machines by anybody: ask for tokens, or take a source that verifies"
                 " signatures, or say gateway.insecure = true",
             )
+
+
+def _check_workers(config: ServerConfig, tree: Table) -> Iterator[Problem]:
+    shards, workers = config.server.shards, config.server.workers
+    if shards is not None and workers > shards:
+        yield _problem(tree, "server.workers", f"is {workers}, and there are {shards} shards: each worker needs one")
 
 
 def _check_binds(config: ServerConfig, tree: Table) -> Iterator[Problem]:

@@ -32,6 +32,7 @@ CLIENT_VARIABLES: Final = frozenset(
 FLAGS: Final[Mapping[str, str]] = {
     "server.data_dir": "--data-dir",
     "server.shards": "--shards",
+    "server.workers": "--workers",
     "http.bind": "--http",
     "rpc.bind": "--rpc",
 }

@@ -96,7 +96,7 @@ class Metrics(Observer, Collector):
         self._batch_sizes = _Histogram(BATCH_BOUNDS)
         self._commit_s = _Histogram(SECONDS_BOUNDS)
         self._sync_s = _Histogram(SECONDS_BOUNDS)
-        self._standings: Sequence[ShardStanding] = ()
+        self._standings: Sequence[ShardStanding] | None = ()
         self._now_ms = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -112,6 +112,11 @@ class Metrics(Observer, Collector):
         """
         self._standings, self._now_ms = standings, now_ms
         return generate_latest(self.registry)
+
+    def counted(self) -> str:
+        """The exposition of what this process counted, without how the shards stand."""
+        self._standings = None
+        return generate_latest(self.registry).decode()
 
     # ------------------------------------------------------------------------------------------------- what happens
 
@@ -196,9 +201,8 @@ class Metrics(Observer, Collector):
         yield from self._connections()
         yield from self._of_gateway()
         yield from self._shard_events()
-        yield from _shard_gauges(self._standings)
-        yield from _tally_gauges(self._standings)
-        yield _oldest(self._standings, self._now_ms)
+        if self._standings is not None:
+            yield from standing_families(self._standings, self._now_ms)
 
     def _commands(self) -> Metric:
         named = [((_snake(command), _snake(result)), n) for (command, result), n in self._results.items()]
@@ -263,6 +267,13 @@ def _labelled(
     for values, count in counts:
         family.add_metric(values, count)
     return family
+
+
+def standing_families(standings: Sequence[ShardStanding], now_ms: int) -> Iterator[Metric]:
+    """The families that say how the shards stand, of whichever process they are."""
+    yield from _shard_gauges(standings)
+    yield from _tally_gauges(standings)
+    yield _oldest(standings, now_ms)
 
 
 def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:

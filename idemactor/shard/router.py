@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -12,17 +12,46 @@ from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Query
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
-from idemactor.shard.actor import Shard
 from idemactor.shard.mailbox import Envelope
 
 OVERLOADED_RETRY_MS: Final = 1_000
 """When a caller may try again that found a mailbox full, or the server shutting down."""
 
 
+class Place(Protocol):
+    """Where the commands of one shard go: the shard, or the way to the process that owns it."""
+
+    number: int
+
+    def submit(self, envelopes: Sequence[Envelope]) -> int:
+        """Take commands, in order; returns how many there was room for."""
+
+    @property
+    def queue_depth(self) -> int:
+        """Commands that wait in the mailbox."""
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it cannot be read, or not be reached."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is loaded."""
+
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits, and let nobody wait from here on."""
+
+    def close(self) -> None:
+        """Answer what was taken, and take nothing new."""
+
+    async def run(self) -> None:
+        """Serve until ``close``."""
+
+
 class Router:
     """Takes commands from the doors and puts them into the mailboxes of the shards that own their keys."""
 
-    def __init__(self, shards: Sequence[Shard], observer: Observer) -> None:
+    def __init__(self, shards: Sequence[Place], observer: Observer) -> None:
         self.shards = tuple(shards)
         self._observer = observer
         self._closing = False
