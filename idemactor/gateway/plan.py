@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from idemactor.core.fingerprint import VERSION, canonical
+from idemactor.core.fingerprint import SOURCE_RULE, VERSION, canonical
 from idemactor.core.keys import InvalidNamespace, check_namespace
 from idemactor.errors import IdemactorError
 from idemactor.gateway.normalise import Normaliser
@@ -184,10 +184,14 @@ def _check_secrets(plan: Plan, secrets: tuple[Ref, ...]) -> None:
 
 def _rule_id(source: Source) -> str:
     parts: list[object] = [
+        VERSION,
         source.format.value,
         source.pattern or "",
-        sorted({*source.exclude, *source.secrets}),
+        sorted({parse_ref(text).spelling for text in (*source.exclude, *source.secrets)}),
         sorted(name.lower() for name in source.headers),
-        {ref: [normaliser.value for normaliser in applied] for ref, applied in source.normalise.items()},
+        {
+            parse_ref(text).spelling: [normaliser.value for normaliser in applied]
+            for text, applied in source.normalise.items()
+        },
     ]
-    return f"{VERSION}:source:{sha256(canonical(parts)).hexdigest()[:_RULE_DIGITS]}"
+    return f"{SOURCE_RULE}:{source.name}:{sha256(canonical(parts)).hexdigest()[:_RULE_DIGITS]}"

@@ -44,6 +44,11 @@ class Ref:
     name: str = ""
     tokens: tuple[str, ...] = ()
 
+    @property
+    def spelling(self) -> str:
+        """One text for all spellings of the same: names of header fields in lower case."""
+        return f"{self.place.value}:{self.name}" if self.place in (Place.HEADER, Place.QUERY) else self.text
+
     def holds(self, other: Ref) -> bool:
         """Whether ``other`` is this or within it; the whole body leaves secrets out and holds none."""
         if self.place is not other.place or self.name != other.name:

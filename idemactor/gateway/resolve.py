@@ -170,7 +170,7 @@ class _Resolving:
 
     def _id_of(self, recipe: Sequence[Ref], values: list[object]) -> str:
         if len(values) > 1 or isinstance(values[0], Spread):
-            return self._digest(["id", [ref.text for ref in recipe], [_plain(value) for value in values]])
+            return self._digest(["id", [ref.spelling for ref in recipe], [_plain(value) for value in values]])
         value = values[0]
         if isinstance(value, (int, float, Number)) and not isinstance(value, bool):
             value = _written_out(value)
@@ -187,7 +187,7 @@ class _Resolving:
         nonce = self._values.value(self._plan.nonce, optional=True) if self._plan.nonce is not None else ABSENT
         minute = self._now_ms // MINUTE_MS if self._source.bucket is Bucket.MINUTE else None
         twin = None if nonce is ABSENT else [_plain(nonce)]
-        return self._digest(["derived", self._mode(), minute, twin, [ref.text for ref in self._plan.derive], parts])
+        return self._digest(["derived", self._mode(), minute, twin, [ref.spelling for ref in self._plan.derive], parts])
 
     def _part(self, ref: Ref) -> object:
         if ref.place is Place.BODY:

@@ -373,10 +373,27 @@ def test_a_rule_that_changed_makes_another_rule_and_no_mismatch() -> None:
             replace(SIGNALS, headers=("X-Topic",)),
             replace(SIGNALS, normalise={}),
             replace(SIGNALS, format=Format.AUTO),
+            replace(SIGNALS, name="others"),
         )
     }
-    assert len(rules) == 6
-    assert trade(replace(SIGNALS, name="x", window_ms=1)).fingerprint.rule == trade().fingerprint.rule
+    assert len(rules) == 7
+    assert trade(replace(SIGNALS, window_ms=1)).fingerprint.rule == trade().fingerprint.rule
+
+
+def test_a_setting_that_is_spelt_otherwise_is_the_same_setting() -> None:
+    def spelt(name: str) -> tuple[Resolved, Resolved]:
+        header = f"header:{name}"
+        source = Source("mine", derive=(header,), secrets=("header:B",), normalise={header: (Normaliser.TRIM,)})
+        pair = replace(source, id=((header, f"{header}-2"),))
+        request = asked(None, ("x-a", "1"), ("x-a-2", "2"))
+        return found(source, request), found(pair, request)
+
+    assert spelt("X-A") == spelt("x-a")
+    one, other = (
+        Source("mine", id=("/id",), headers=(name,), secrets=(f"header:{secret}",))
+        for name, secret in (("A", "B"), ("a", "b"))
+    )
+    assert one.plan.rule_id == other.plan.rule_id
 
 
 # ---------------------------------------------------------------------------------------- arrays of operations

@@ -79,7 +79,7 @@ def test_what_cannot_be(setting: str, fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_can(fields: dict[str, Any]) -> None:
-    assert Source("mine", **fields).plan.rule_id.startswith("v1:source:")
+    assert Source("mine", **fields).plan.rule_id.startswith("source:mine:")
 
 
 @pytest.mark.parametrize(

@@ -223,6 +223,10 @@ async def test_without_a_stored_answer_it_is_as_the_source_says(autojump_clock: 
         query = "proceed=204&deny=answer"
         assert (await ask(client, query, headers)).status == 204
         (await ask(client, query, headers)).problem(409, "DUPLICATE")
+        # The key of another source is another sender's.
+        (await ask(client, f"source=calm&{query}", headers)).problem(422, "MISMATCH")
+        headers[0] = ("Idempotency-Key", "c")
+        assert (await ask(client, f"source=calm&{query}", headers)).status == 204
         found = await ask(client, f"source=calm&{query}", headers)
         assert (found.status, found.json["result"], found.json["proceed"]) == (200, "completed", False)
         # A namespace that rejects duplicates does so here too.

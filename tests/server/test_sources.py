@@ -23,6 +23,7 @@ from tests.server.test_http_app import Client, bearer
 
 CASES = payloads()
 SOURCES = {**SHIPPED, **{source.name: source for source in OWN.values()}}
+JSON = ("Content-Type", "application/json")
 TOKEN = {"acme": "operator-token", "other": "other-token"}
 
 
@@ -137,6 +138,18 @@ async def test_a_sender_that_has_not_proved_who_it_is(autojump_clock: MockClock)
             assert answer["code"] == "IDEMPOTENCY_UNAUTHENTICATED"
         assert (await doors.ask("get", key=dict(case.first.headers)["X-GitHub-Delivery"]))["result"] == "unknown"
         assert (await doors.ask("accept", source="github", request=case.first))["result"] == "accepted"
+
+
+async def test_two_senders_with_one_id_are_two_operations(autojump_clock: MockClock) -> None:
+    """The second is refused, never told that its own was done."""
+    stripe = RawRequest("POST", "/s", (JSON,), b'{"id":"973"}')
+    github = RawRequest("POST", "/g", (JSON, ("X-GitHub-Delivery", "973")), b'{"other":1}')
+    async with rpc.serving(autojump_clock, tokens=TOKENS) as server:
+        doors = Doors(server.rig, server)
+        assert (await doors.ask("accept", source="stripe", request=stripe))["result"] == "accepted"
+        for op in ("accept", "accept", "reserve", "reserve"):
+            assert (await doors.ask(op, source="github", request=github))["result"] == "mismatch"
+            assert (await doors.ask("accept", source="stripe", request=stripe))["result"] == "completed"
 
 
 async def test_a_dry_run_needs_rights_and_leaves_no_trace(autojump_clock: MockClock) -> None:
