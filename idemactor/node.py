@@ -22,6 +22,7 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.refs import parse_ref
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -185,6 +186,12 @@ def _warn_of_sources(config: ServerConfig) -> None:
         if source is not SHIPPED.get(name):
             for detail in source.doubts:
                 logs.log_event(_log, logging.WARNING, "source_memory_unsure", source=name, detail=detail)
+        # What a shipped source goes by is said in its documentation.
+        known = {ref.spelling for ref in SHIPPED[name].plan.keyed} if name in SHIPPED else set()
+        for text in source.unsigned:
+            if parse_ref(text).spelling not in known:
+                detail = f"its sender does not sign {text}: a request that was signed can be sent again with another"
+                logs.log_event(_log, logging.WARNING, "source_replayable", source=name, detail=detail)
 
 
 def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> None:

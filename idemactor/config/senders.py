@@ -39,7 +39,8 @@ def _source(name: str, section: Section, environment: Mapping[str, str]) -> Sour
         given["answers"] = _answers(section.section("answers"), base.answers if base else Answers())
     if section.has("normalise"):
         given["normalise"] = _normalise(section.section("normalise"))
-    verify = _verify(section.section("verify"), SCHEMES.get(name), environment) if section.has("verify") else None
+    if section.has("verify"):
+        given["verify"] = _verify(section.section("verify"), SCHEMES.get(name), environment)
     section.close()
     bucket = given.get("bucket", base.bucket if base else Bucket.WINDOW)
     if "window_ms" in given and bucket is not Bucket.WINDOW:
@@ -49,7 +50,7 @@ def _source(name: str, section: Section, environment: Mapping[str, str]) -> Sour
     except InvalidSource as error:
         section.report(str(error), error.setting)
         return None
-    return replace(source, verify=verify) if verify else source
+    return source
 
 
 def _fields(section: Section) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from idemactor.core.limits import NESTING_MAX
 from idemactor.core.pointers import ABSENT
 from idemactor.errors import InvalidRequest, Unauthorized
 from idemactor.gateway.bodies import Spread
+from idemactor.gateway.plan import KEY_HEADER, KEY_HEADER_REF, KEY_MEMBER, KEY_MEMBER_REF
 from idemactor.gateway.refs import Place, Ref
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.source import Bucket, Source
@@ -29,9 +30,6 @@ from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 from idemactor.wire.sourced import Resolved, Resolver, Rule
 
 __all__ = ["NoKey", "Resolved", "Rule", "Unauthorized", "resolve", "resolver_of"]
-
-KEY_HEADER: Final = "Idempotency-Key"
-KEY_MEMBER: Final = "idempotencyKey"
 
 DERIVATION: Final = "d1"
 """Names how keys are derived. Another way gets another name, or old keys would be taken for other operations."""
@@ -127,33 +125,38 @@ class _Resolving:
         if self._plan.ids:
             wanted = self._plan.ids[0][0].text
             return NoKey(f"{wanted} is missing: it names the operation", field=wanted)
-        return NoKey(f"the request has no {KEY_HEADER}", field=f"header:{KEY_HEADER}")
+        if not self._source.reads_key_header:
+            return NoKey(f"the body of the request has no {KEY_MEMBER}", field=KEY_MEMBER_REF)
+        return NoKey(f"the request has no {KEY_HEADER}", field=KEY_HEADER_REF)
 
     # ------------------------------------------------------------------------------------------------ the sender's key
 
     def _header_key(self) -> str | None:
-        values = self._request.header(KEY_HEADER) if self._source.client_key else []
+        values = self._request.header(KEY_HEADER) if self._source.reads_key_header else []
         if not values:
             return None
         try:
             key = parse_key_header([value.encode("utf-8", "surrogatepass") for value in values])
         except InvalidKey as error:
-            raise InvalidRequest(str(error), field=f"header:{KEY_HEADER}") from None
+            raise InvalidRequest(str(error), field=KEY_HEADER_REF) from None
         said = self._body_key()
         if said is not None and said != key:
             detail = f"the {KEY_MEMBER} of the body is not the key of the {KEY_HEADER} header"
-            raise InvalidRequest(detail, field=f"/{KEY_MEMBER}")
-        return key
+            raise InvalidRequest(detail, field=KEY_MEMBER_REF)
+        return _checked(key, KEY_HEADER_REF)
 
     def _body_key(self) -> str | None:
-        if not self._source.client_key:
+        if not self._source.reads_key_member:
             return None
-        value = self._values.body.member((KEY_MEMBER,))
-        if value is ABSENT or value is None or isinstance(value, Spread):
+        found = self._values.body.member((KEY_MEMBER,))
+        values = found.values if isinstance(found, Spread) else (found,)
+        value = values[0]
+        if all(one is ABSENT or one is None for one in values):
             return None
-        if not isinstance(value, str):
-            raise InvalidRequest("a key is text", field=f"/{KEY_MEMBER}")
-        return _checked(value, f"/{KEY_MEMBER}")
+        if not all(isinstance(one, str) and one == value for one in values):
+            detail = "the operations of one delivery have one key" if len(values) > 1 else "a key is text"
+            raise InvalidRequest(detail, field=KEY_MEMBER_REF)
+        return _checked(str(value), KEY_MEMBER_REF)
 
     # ------------------------------------------------------------------------------------------------------- its own id
 
@@ -249,6 +252,9 @@ def _plain(value: object) -> object:
 
 
 def _checked(key: str, blamed: str) -> str:
+    # Made keys have this name: a sender that could say one would know the key of another mode, or of another request.
+    if key.startswith(f"{DERIVATION}:"):
+        raise InvalidRequest(f"{blamed}: keys that begin with {DERIVATION}: are made here", field=blamed)
     try:
         check_key(key)
     except InvalidKey as error:

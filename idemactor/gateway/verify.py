@@ -24,6 +24,7 @@ TOLERANCE_MS_DEFAULT: Final = 300_000
 SIGNATURES_MAX: Final = 32
 """How many signatures of one request are looked at; senders that rotate a secret send two."""
 
+_STANDARD_PARTS: Final = ("id", "timestamp", "signature")
 _MS_PER_S: Final = 1_000
 _SECRET_PREFIX: Final = "whsec_"
 _SECONDS: Final = re.compile(r"[0-9]{1,12}")
@@ -40,7 +41,7 @@ class Scheme(enum.StrEnum):
     STANDARD_WEBHOOKS = "standard-webhooks"
     """``webhook-id``, ``webhook-timestamp`` and ``webhook-signature`` (Standard Webhooks, signature scheme)."""
     SVIX = "svix"
-    """The same in fields named ``svix-``."""
+    """The same in fields named ``svix-``, or in those of Standard Webhooks, as Svix sends without its name."""
     STRIPE = "stripe"
     """``Stripe-Signature: t=...,v1=...`` (Stripe, "verify webhook signatures manually")."""
     GITHUB = "github"
@@ -49,6 +50,19 @@ class Scheme(enum.StrEnum):
     """``X-Shopify-Hmac-Sha256`` (Shopify, "verify a webhook"); no time is signed."""
     SLACK = "slack"
     """``X-Slack-Signature`` and ``X-Slack-Request-Timestamp`` (Slack, "verifying requests from Slack")."""
+
+
+SIGNED_IDS: Final[Mapping[Scheme, frozenset[str]]] = {
+    Scheme.STANDARD_WEBHOOKS: frozenset({"webhook-id"}),
+    Scheme.SVIX: frozenset({"svix-id", "webhook-id"}),
+    Scheme.STRIPE: frozenset(),
+    Scheme.GITHUB: frozenset(),
+    Scheme.SHOPIFY: frozenset(),
+    Scheme.SLACK: frozenset(),
+}
+"""The header fields, in lower case, that may be an id and are signed; of the rest of a request only the body is."""
+TIMELESS: Final = frozenset({Scheme.GITHUB, Scheme.SHOPIFY})
+"""The schemes that sign no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +133,8 @@ def _key(scheme: Scheme, secret: str) -> bytes:
     """The key of the HMAC; only Standard Webhooks encode theirs."""
     if not secret.strip():
         raise InvalidSecret("the secret is blank")
+    if secret != secret.strip():
+        raise InvalidSecret("the secret has white space at its ends")
     if scheme not in (Scheme.STANDARD_WEBHOOKS, Scheme.SVIX):
         return secret.encode("utf-8", "surrogateescape")
     try:
@@ -160,7 +176,7 @@ def _bytes(text: str) -> bytes:
 
 def _standard(prefix: str) -> Callable[[RawRequest], _Signed]:
     def read(request: RawRequest) -> _Signed:
-        name, time, place = (f"{prefix}-{part}" for part in ("id", "timestamp", "signature"))
+        name, time, place = (f"{prefix}-{part}" for part in _STANDARD_PARTS)
         said, at, signatures = _one(request, name), _one(request, time), _one(request, place)
         content = b".".join((_bytes(said), _bytes(at), request.body))
         # Other versions, asymmetric ones too, may stand beside v1: they are not looked at.
@@ -168,6 +184,16 @@ def _standard(prefix: str) -> Callable[[RawRequest], _Signed]:
         return _Signed(f"header:{place}", content, tuple(map(_base64, claimed)), _seconds(at, time))
 
     return read
+
+
+def _svix(request: RawRequest) -> _Signed:
+    prefix = "svix" if any(request.header(f"svix-{part}") for part in _STANDARD_PARTS) else "webhook"
+    signed = _standard(prefix)(request)
+    # An id of the other name is not signed; it may be a copy, and it may be anybody's.
+    others = request.header("webhook-id") if prefix == "svix" else []
+    if any(other != _one(request, "svix-id") for other in others):
+        raise Unauthorized("the request has a webhook-id field that is not its svix-id", field="header:webhook-id")
+    return signed
 
 
 def _stripe(request: RawRequest) -> _Signed:
@@ -202,7 +228,7 @@ def _slack(request: RawRequest) -> _Signed:
 
 _READ: Final[Mapping[Scheme, Callable[[RawRequest], _Signed]]] = {
     Scheme.STANDARD_WEBHOOKS: _standard("webhook"),
-    Scheme.SVIX: _standard("svix"),
+    Scheme.SVIX: _svix,
     Scheme.STRIPE: _stripe,
     Scheme.GITHUB: _github,
     Scheme.SHOPIFY: _shopify,

@@ -107,6 +107,29 @@ def test_a_wrong_key_in_the_body_is_never_a_fallback(value: object) -> None:
     assert error.field == "/idempotencyKey"
 
 
+def test_nobody_says_a_key_that_is_made() -> None:
+    """Or what is live could be made the same as a test."""
+    made = trade(test=True, id="I").key
+    assert refused(SIGNALS, asked(TRADE, ("Idempotency-Key", made))).field == "header:Idempotency-Key"
+    assert refused(SIGNALS, asked(TRADE | {"idempotencyKey": made})).field == "/idempotencyKey"
+    assert refused(SIGNALS, asked(TRADE | {"id": made})).field == "/id"
+    assert refused(SIGNALS, asked(TRADE, ("X-Delivery-Id", "d1:0"))).field == "header:X-Delivery-Id"
+    assert trade(id="d1").key == "d1"
+
+
+def test_the_operations_of_one_delivery_have_one_key() -> None:
+    one, same, other = TRADE | {"idempotencyKey": "K"}, TRADE | {"idempotencyKey": "K"}, TRADE | {"idempotencyKey": "L"}
+    for body in ([one], [one, same]):
+        assert (found(SIGNALS, asked(body)).key, found(SIGNALS, asked(body)).rule) == ("K", "body")
+        assert found(SIGNALS, asked(body, ("Idempotency-Key", "K"))).rule == "header"
+        assert refused(SIGNALS, asked(body, ("Idempotency-Key", "L"))).field == "/idempotencyKey"
+    for wrong in ([one, other], [one, TRADE], [TRADE, one], [one, 7], [one, TRADE | {"idempotencyKey": None}]):
+        assert refused(SIGNALS, asked(wrong)).field == "/idempotencyKey"
+    for value in (7, "", "d1:0"):
+        assert refused(SIGNALS, asked([TRADE | {"idempotencyKey": value}])).field == "/idempotencyKey"
+    assert found(SIGNALS, asked([TRADE | {"idempotencyKey": None}, TRADE])).rule == "derived"
+
+
 def test_a_null_key_in_the_body_is_none() -> None:
     assert trade(idempotencyKey=None).rule == "derived"
 

@@ -614,6 +614,9 @@ def test_standard_output_holds_the_ready_line_alone(home: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- sources
 
 
+GITHUB = '{ secret_env = "HOOK_SECRET" }'
+
+
 def test_a_source_that_forgets_before_its_sender_does(home: Path) -> None:
     config = '[sources.tradingview]\nnamespace = "default"\nwindow_ms = 1000\n'
     assert_refused(Server(home, config), "server.toml:3: sources.tradingview.window_ms", "may try again for 30000 ms")
@@ -633,3 +636,13 @@ def test_a_source_of_which_nobody_knows_how_long_to_remember(home: Path) -> None
     [warning] = [line for line in lines if line["event"] == "source_memory_unsure"]
     assert (warning["level"], warning["source"]) == ("warning", "mine")
     assert "retry_horizon_ms" in warning["detail"]
+
+
+def test_an_id_that_its_sender_does_not_sign(home: Path) -> None:
+    lines = ['id = "header:X-Delivery"', 'verify = { scheme = "stripe", secret_env = "HOOK_SECRET" }']
+    config = "\n".join(["[sources.mine]", *lines, "retry_horizon_ms = 1", "[sources.github]", f"verify = {GITHUB}"])
+    with Server(home, config, extra={"HOOK_SECRET": "made-up-hook-secret"}) as server:
+        events = [json.loads(line) for line in server.log.splitlines()]
+    [warning] = [line for line in events if line["event"] == "source_replayable"]
+    assert (warning["level"], warning["source"]) == ("warning", "mine")
+    assert "header:X-Delivery" in warning["detail"]
