@@ -110,6 +110,7 @@ class _Resolving:
                     namespace=self._source.namespace,
                     window_ms=self._source.window_ms if windowed else None,
                     ttl_ms=None if windowed else self._source.ttl_ms,
+                    retry_horizon_ms=self._source.retry_horizon_ms,
                 )
         raise self._no_key()
 

@@ -55,7 +55,8 @@ class Source:
         secrets: What reaches no key and no fingerprint.
         verify: How the sender proves who it is; None: it need not.
         retry_horizon_ms: How long after its first attempt the sender may try again; None: nobody knows.
-        ttl_ms: How long a key that is not held by a window blocks, from its commit; None: the namespace's setting.
+        ttl_ms: How long a key that is not held by a window blocks, from its commit; None: as the namespace's setting
+            says, and at least ``retry_horizon_ms``.
         answers: How each result is told to this sender.
         plan: All this made ready, for ``resolve``.
 
@@ -98,16 +99,15 @@ class Source:
         """Whether the ``idempotencyKey`` of the body counts."""
         return self.client_key is not False
 
-    def memories(self, ttl_ms: int) -> Iterator[tuple[str, int]]:
-        """How long its keys are remembered, milliseconds, and the setting that says so, for each way to find one.
+    @property
+    def memories(self) -> Iterator[tuple[str, int]]:
+        """How long its keys are remembered, milliseconds, and its own setting that says so, for each way to find one.
 
-        Args:
-            ttl_ms: The setting of the namespace that holds them.
+        Where it says nothing, ``Resolved.memory`` sees to it that nothing is forgotten before its sender is done.
         """
-        name, kept_ms = ("ttl_ms", self.ttl_ms) if self.ttl_ms is not None else ("its namespace's ttl_ms", ttl_ms)
         windowed = bool(self.derive) and self.bucket is Bucket.WINDOW
-        if self.client_key is not False or self.id or not windowed:
-            yield name, kept_ms
+        if self.ttl_ms is not None and (self.client_key is not False or self.id or not windowed):
+            yield "ttl_ms", self.ttl_ms
         if windowed:
             yield "window_ms", self.window_ms
 

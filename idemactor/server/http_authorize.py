@@ -148,14 +148,15 @@ def _accept(context: ServerContext, asked: _Asked, original: RawRequest, headers
     request_id = request_id_of(headers.getlist(REQUEST_ID_HEADER))
     resolved = _resolved(asked.source, original, context.now_ms())
     fingerprint = resolved.fingerprint
+    window_ms, ttl_ms = resolved.memory(asked.scope.policy.ttl_ms)
     if not original.body:
         fingerprint = Fingerprint(fingerprint.value, fingerprint.rule + BODILESS)
     return Accept(
         Identity(asked.scope.tenant, asked.scope.namespace, resolved.key),
         request_id=request_id,
         fingerprint=fingerprint,
-        ttl_ms=resolved.ttl_ms,
-        window_ms=resolved.window_ms,
+        ttl_ms=ttl_ms,
+        window_ms=window_ms,
     )
 
 

@@ -179,7 +179,7 @@ def _resolve(values: dict[str, Any], scope: Scope) -> None:
     values["key"], values["fingerprint"] = resolved.key, resolved.fingerprint
     # Who calls may know better how long to remember; otherwise the source does.
     if "ttl_ms" not in values and "window_ms" not in values:
-        values |= {"window_ms": resolved.window_ms, "ttl_ms": resolved.ttl_ms}
+        values["window_ms"], values["ttl_ms"] = resolved.memory(scope.policy.ttl_ms)
 
 
 def members_of(table: Members, members: Mapping[str, object]) -> dict[str, Any]:

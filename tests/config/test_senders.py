@@ -195,8 +195,8 @@ def test_a_name_that_is_none(tmp_path: Path) -> None:
         ('[sources.x]\nderive = "body"\nwindow_ms = 29999\nclient_key = false\nretry_horizon_ms = 30000\n', 5),
         ("[sources.tradingview]\nwindow_ms = 1000\n", 2),
         ("[sources.stripe]\nttl_ms = 259199999\n", 2),
-        ("[namespaces.default]\nttl_ms = 1000\n[sources.x]\nretry_horizon_ms = 1001\n", 4),
-        ('[namespaces.a]\nttl_ms = 1000\n[sources.hoox]\nnamespace = "a"\n', 4),
+        ("[sources.x]\nttl_ms = 1000\nretry_horizon_ms = 1001\n", 3),
+        ('[sources.hoox]\nbucket = "ttl"\nttl_ms = 29999\n', 3),
     ],
 )
 def test_a_memory_that_is_shorter_than_the_senders_is_refused(tmp_path: Path, text: str, line: int) -> None:
@@ -209,7 +209,10 @@ def test_a_memory_that_is_shorter_than_the_senders_is_refused(tmp_path: Path, te
     "text",
     [
         '[sources.x]\nderive = "body"\nretry_horizon_ms = 60000\n',
-        "[namespaces.default]\nttl_ms = 1000\n[sources.x]\nretry_horizon_ms = 1000\n",
+        "[sources.x]\nttl_ms = 1000\nretry_horizon_ms = 1000\n",
+        # Who says nothing keeps them for as long as that takes, whichever namespace they are in.
+        "[namespaces.default]\nttl_ms = 1000\n[sources.x]\nretry_horizon_ms = 1001\n",
+        '[namespaces.a]\nttl_ms = 1000\n[sources.hoox]\nnamespace = "a"\n',
         "[sources.stripe]\nttl_ms = 259200000\n",
         "[namespaces.default]\nttl_ms = 1\n[sources.stripe]\nttl_ms = 259200000\n",
         # Nobody configured a source: what is shipped is in nobody's way.

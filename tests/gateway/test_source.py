@@ -105,15 +105,17 @@ def test_what_can(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("source", "memories"),
     [
-        (Source("a"), [("its namespace's ttl_ms", 7)]),
+        (Source("a"), []),
         (Source("a", ttl_ms=5), [("ttl_ms", 5)]),
-        (Source("a", derive=("path",), window_ms=3), [("its namespace's ttl_ms", 7), ("window_ms", 3)]),
+        (Source("a", derive=("path",), window_ms=3), [("window_ms", 3)]),
+        (Source("a", derive=("path",), window_ms=3, ttl_ms=5), [("ttl_ms", 5), ("window_ms", 3)]),
+        (Source("a", derive=("path",), window_ms=3, ttl_ms=5, client_key=False), [("window_ms", 3)]),
         (Source("a", derive=("path",), window_ms=3, client_key=False), [("window_ms", 3)]),
-        (Source("a", derive=("path",), bucket=Bucket.TTL, client_key=False), [("its namespace's ttl_ms", 7)]),
+        (Source("a", derive=("path",), bucket=Bucket.TTL, ttl_ms=5, client_key=False), [("ttl_ms", 5)]),
     ],
 )
 def test_how_long_each_way_to_a_key_remembers(source: Source, memories: list[tuple[str, int]]) -> None:
-    assert list(source.memories(7)) == memories
+    assert list(source.memories) == memories
 
 
 def test_what_nobody_can_promise() -> None:

@@ -22,6 +22,7 @@ Headers = list[tuple[str, str]]
 SOURCES = {
     **SHIPPED,
     "signed": Source("signed", verify=Verify(Scheme.GITHUB, ("E",), ("secret",)), id=("header:X-GitHub-Delivery",)),
+    "slow": replace(SHIPPED["http"], name="slow", retry_horizon_ms=400_000),
     "calm": replace(SHIPPED["http"], name="calm", answers=Answers(completed=200)),
     "soft": replace(SHIPPED["http"], name="soft", answers=Answers(in_flight=202, in_doubt=503, mismatch=400)),
 }
@@ -233,6 +234,13 @@ async def test_without_a_stored_answer_it_is_as_the_source_says(autojump_clock: 
         for status in (204, 409):
             answer = await client.call("GET", f"/v1/trade/authorize?source=calm&{query}", headers=headers)
             assert answer.status == status
+
+
+async def test_what_is_accepted_is_kept_until_its_sender_is_done(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        assert (await ask(client, "source=slow", nginx())).status == 200
+        record = (await client.post("/v1/default/get", {"key": "k"})).json["record"]
+        assert record["expires_at"] - record["committed_at"] == 400_000
 
 
 # ------------------------------------------------------------------------------------------------------ the second step

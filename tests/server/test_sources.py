@@ -12,9 +12,10 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from idemactor.core.policy import Policy
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.source import Verify
+from idemactor.gateway.source import Bucket, Source, Verify
 from idemactor.gateway.verify import Scheme
 from tests.gateway.payloads import OWN, START_MS, Payload, payloads, request_members
 from tests.server import test_rpc_door as rpc
@@ -24,6 +25,7 @@ from tests.server.test_http_app import Client, bearer
 CASES = payloads()
 SOURCES = {**SHIPPED, **{source.name: source for source in OWN.values()}}
 JSON = ("Content-Type", "application/json")
+TTL_MS = Policy().ttl_ms
 TOKEN = {"acme": "operator-token", "other": "other-token"}
 
 
@@ -138,6 +140,31 @@ async def test_a_sender_that_has_not_proved_who_it_is(autojump_clock: MockClock)
             assert answer["code"] == "IDEMPOTENCY_UNAUTHENTICATED"
         assert (await doors.ask("get", key=dict(case.first.headers)["X-GitHub-Delivery"]))["result"] == "unknown"
         assert (await doors.ask("accept", source="github", request=case.first))["result"] == "accepted"
+
+
+async def test_nothing_is_forgotten_before_its_sender_is_done(autojump_clock: MockClock) -> None:
+    """Whichever namespace it goes to: the settings of a namespace do not know the sender."""
+    source = Source("slow", id=("/id",), derive=("/a",), bucket=Bucket.MINUTE, retry_horizon_ms=TTL_MS + 1)
+    brief = replace(source, name="brief", retry_horizon_ms=TTL_MS - 1)
+    own = replace(source, name="own", ttl_ms=TTL_MS + 2)
+    async with rpc.serving(
+        autojump_clock, tokens=TOKENS, sources={one.name: one for one in (source, brief, own)}
+    ) as server:
+        doors = Doors(server.rig, server)
+        at_ms = server.rig.context.now_ms()
+        for one, ttl_ms in ((source, TTL_MS + 1), (brief, TTL_MS), (own, TTL_MS + 2)):
+            for body, name in ((b'{"id":"%b"}', "id"), (b'{"a":"%b"}', "a"), (b'{"idempotencyKey":"%b"}', "key")):
+                request = RawRequest("POST", "/", (JSON,), body % f"{one.name}-{name}".encode())
+                accepted = await doors.ask("accept", source=one.name, request=request)
+                assert accepted["expires_at"] - at_ms == ttl_ms
+                other = replace(request, body=request.body.replace(b"-", b"+"))
+                granted = await doors.ask("reserve", source=one.name, request=other)
+                committed = await doors.ask("commit", key=granted["key"], token=granted["token"])
+                assert committed["expires_at"] - at_ms == ttl_ms
+        # Who calls may know better.
+        request = RawRequest("POST", "/", (JSON,), b'{"id":"mine"}')
+        accepted = await doors.ask("accept", source="slow", request=request, ttl_ms=5)
+        assert accepted["expires_at"] - at_ms == 5
 
 
 async def test_two_senders_with_one_id_are_two_operations(autojump_clock: MockClock) -> None:
