@@ -101,7 +101,7 @@ def check_signature(verify: Verify, request: RawRequest, *, now_ms: int) -> None
     """
     signed = _READ[verify.scheme](request)
     if signed.at_s is not None and abs(now_ms - signed.at_s * _MS_PER_S) > verify.tolerance_ms:
-        raise Unauthorized("the time of the request's signature is too far from now", field=signed.field)
+        raise Unauthorized(f"the time of the signature in {signed.name} is too far from now", field=signed.field)
     found = False
     for key in verify.keys:
         expected = hmac.digest(key, signed.content, sha256)
@@ -109,7 +109,7 @@ def check_signature(verify: Verify, request: RawRequest, *, now_ms: int) -> None
             # No short cut: which secret and which signature are right takes the same time to find out.
             found |= hmac.compare_digest(expected, signature)
     if not found:
-        raise Unauthorized("the request's signature is not its sender's", field=signed.field)
+        raise Unauthorized(f"the signature in {signed.name} is not the sender's", field=signed.field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +117,21 @@ class _Signed:
     """What a request says about its signature.
 
     Attributes:
-        field: Where the signatures stand.
+        name: The header field in which the signatures stand.
         content: The bytes that are signed.
         signatures: The digests that are claimed.
         at_s: When it was signed, seconds since the epoch, where that is signed too.
     """
 
-    field: str
+    name: str
     content: bytes
     signatures: tuple[bytes, ...]
     at_s: int | None = None
+
+    @property
+    def field(self) -> str:
+        """Where they stand, as a refusal names it."""
+        return f"header:{self.name}"
 
 
 def _key(scheme: Scheme, secret: str) -> bytes:
@@ -181,7 +186,7 @@ def _standard(prefix: str) -> Callable[[RawRequest], _Signed]:
         content = b".".join((_bytes(said), _bytes(at), request.body))
         # Other versions, asymmetric ones too, may stand beside v1: they are not looked at.
         claimed = (text.removeprefix("v1,") for text in signatures.split(" ") if text.startswith("v1,"))
-        return _Signed(f"header:{place}", content, tuple(map(_base64, claimed)), _seconds(at, time))
+        return _Signed(place, content, tuple(map(_base64, claimed)), _seconds(at, time))
 
     return read
 
@@ -204,18 +209,18 @@ def _stripe(request: RawRequest) -> _Signed:
         raise Unauthorized(f"the request's {name} field has no time, or several", field=f"header:{name}")
     signatures = _hex(value for key, _, value in pairs if key == "v1")
     at_s = _seconds(times[0], name)
-    return _Signed(f"header:{name}", b".".join((_bytes(times[0]), request.body)), signatures, at_s)
+    return _Signed(name, b".".join((_bytes(times[0]), request.body)), signatures, at_s)
 
 
 def _github(request: RawRequest) -> _Signed:
     name = "X-Hub-Signature-256"
     prefix, _, digest = _one(request, name).partition("=")
-    return _Signed(f"header:{name}", request.body, _hex(iter([digest] if prefix == "sha256" else [])))
+    return _Signed(name, request.body, _hex(iter([digest] if prefix == "sha256" else [])))
 
 
 def _shopify(request: RawRequest) -> _Signed:
     name = "X-Shopify-Hmac-Sha256"
-    return _Signed(f"header:{name}", request.body, (_base64(_one(request, name)),))
+    return _Signed(name, request.body, (_base64(_one(request, name)),))
 
 
 def _slack(request: RawRequest) -> _Signed:
@@ -223,7 +228,7 @@ def _slack(request: RawRequest) -> _Signed:
     at = _one(request, time)
     version, _, digest = _one(request, name).partition("=")
     content = b":".join((b"v0", _bytes(at), request.body))
-    return _Signed(f"header:{name}", content, _hex(iter([digest] if version == "v0" else [])), _seconds(at, time))
+    return _Signed(name, content, _hex(iter([digest] if version == "v0" else [])), _seconds(at, time))
 
 
 _READ: Final[Mapping[Scheme, Callable[[RawRequest], _Signed]]] = {

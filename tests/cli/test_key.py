@@ -76,7 +76,7 @@ def test_a_sender_that_has_not_proved_who_it_is(tmp_path: Path) -> None:
     assert asked(request, "--source", "github", environment=right).exit_code == 0
     result = asked(request, "--source", "github", environment=wrong)
     assert result.exit_code == Exit.DENIED
-    assert json.loads(result.stdout)["code"] == "IDEMPOTENCY_UNAUTHENTICATED"
+    assert json.loads(result.stdout)["code"] == "IDEMPOTENCY_BAD_SIGNATURE"
     missing = asked(request, "--source", "github")
     assert (missing.exit_code, missing.stdout) == (Exit.USAGE, "")
     assert "config.toml:2: sources.github.verify.secret_env: the environment variable HOOK is not set" in missing.stderr

@@ -344,7 +344,9 @@ async def test_a_signature_that_is_not_the_senders(autojump_clock: MockClock) ->
         path = "/v1/default/authorize?source=signed&{}uri=/hooks"
         for deny, status in (("", 401), ("deny=403&", 403)):
             told = await client.call("POST", path.format(deny), {"a": 1}, headers)
-            told.problem(status, "UNAUTHENTICATED")
+            assert told.problem(status, "BAD_SIGNATURE")["field"] == "header:X-Hub-Signature-256"
+            assert "www-authenticate" not in told.headers
+            assert told.headers["x-idemactor-result"] == "bad_signature"
         assert (await client.post("/v1/default/get", {"key": "d"})).status == 404
 
 

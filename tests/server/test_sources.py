@@ -137,7 +137,26 @@ async def test_a_sender_that_has_not_proved_who_it_is(autojump_clock: MockClock)
         doors = Doors(server.rig, server)
         for op in ("key", "reserve", "accept", "key", "key", "reserve", "accept"):
             answer = await doors.ask(op, source="github", request=forged)
-            assert answer["code"] == "IDEMPOTENCY_UNAUTHENTICATED"
+            assert answer["code"] == "IDEMPOTENCY_BAD_SIGNATURE"
+            assert "X-Hub-Signature-256" in answer["detail"]
+        http, peer = Client(server.rig), server.connect()
+        members = {"source": "github", "request": request_members(forged, as_bytes=False)}
+        refused = await http.post("/v1/default/accept", members, headers=bearer("caller-token"))
+        assert refused.problem(401, "BAD_SIGNATURE")["field"] == "header:X-Hub-Signature-256"
+        assert "www-authenticate" not in refused.headers
+        # In a batch it says what is at fault, too, and other mistakes do.
+        forgery = {"op": "accept", "namespace": "default", **members}
+        ops = [forgery, {**forgery, "source": "nobody"}]
+        told = await http.post("/v1/batch", {"ops": ops}, headers=bearer("caller-token"))
+        fields = [result["field"] for result in told.json["results"]]
+        assert fields == ["header:X-Hub-Signature-256", "source"]
+        await peer.call("auth", token="caller-token")
+        ops = [{**forgery, "request": request_members(forged, as_bytes=True)}]
+        [result] = (await peer.call("batch", ops=ops))["results"]
+        assert (result["code"], result["field"]) == ("IDEMPOTENCY_BAD_SIGNATURE", "header:X-Hub-Signature-256")
+        metrics = (await http.get("/metrics", headers=bearer("operator-token"))).body.decode()
+        assert re.search(r"refused\w*\{[^}]*BAD_SIGNATURE[^}]*\} [1-9]", metrics)
+        assert "UNAUTHENTICATED" not in metrics
         assert (await doors.ask("get", key=dict(case.first.headers)["X-GitHub-Delivery"]))["result"] == "unknown"
         assert (await doors.ask("accept", source="github", request=case.first))["result"] == "accepted"
 
