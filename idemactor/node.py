@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import resource
 import signal
 import time
@@ -18,11 +19,13 @@ from typing import Final
 import trio
 
 from idemactor.config import DoorSection, ServerConfig
+from idemactor.config.model import LogLevel
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.refs import parse_ref
+from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -49,6 +52,7 @@ from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
 from idemactor.storage.base import Opened
 from idemactor.storage.directory import DataDirectory
+from idemactor.wire.requests import Watch
 
 DRAIN_SECONDS_MAX: Final = 30.0
 """How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
@@ -61,6 +65,9 @@ DESCRIPTORS_PER_SHARD: Final = 5
 
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
+
+_SALT_BYTES: Final = 32
+"""Of the digests that stand for keys in the log."""
 
 _log = logging.getLogger(__name__)
 
@@ -84,8 +91,8 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             await _check_namespaces(config, engines, clock.now_ms())
             _warn_of_sources(config)
             router = Router(_shards(config, engines, clock, observer), observer)
-            resolver = resolver_of(config.sources, clock.now_ms)
-            authenticator = Authenticator(config.tokens, config.namespaces, resolver)
+            resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
+            authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
             context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
             context.sources = config.sources
             async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
@@ -178,6 +185,13 @@ async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int)
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
     _warn_of_what_is_out_of_reach(config, engines)
+
+
+def _request_log(config: ServerConfig) -> Watch | None:
+    """Who looks at every call; nobody, unless the log is at its most talkative."""
+    if config.log.level is not LogLevel.DEBUG:
+        return None
+    return RequestLog(logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)), config.sources)
 
 
 def _warn_of_sources(config: ServerConfig) -> None:

@@ -71,14 +71,23 @@ def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
     return _Resolving(source, request, now_ms).resolved()
 
 
-def resolver_of(sources: Mapping[str, Source], now_ms: Callable[[], int]) -> Resolver:
-    """Finds keys by the names of ``sources``, at the time that ``now_ms`` tells."""
+def resolver_of(
+    sources: Mapping[str, Source], now_ms: Callable[[], int], forged: Callable[[str], None] = lambda _: None
+) -> Resolver:
+    """Finds keys by the names of ``sources``, at the time that ``now_ms`` tells.
+
+    ``forged`` is told the source of every request that is not its sender's.
+    """
 
     def find(name: str, request: RawRequest) -> Resolved:
         source = sources.get(name)
         if source is None:
             raise InvalidRequest("there is no such source", field="source")
-        return resolve(source, request, now_ms=now_ms())
+        try:
+            return resolve(source, request, now_ms=now_ms())
+        except Unauthorized:
+            forged(name)
+            raise
 
     return find
 

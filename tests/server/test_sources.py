@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +13,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from idemactor.core.keys import Identity
 from idemactor.core.policy import Policy
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.source import Bucket, Source, Verify
 from idemactor.gateway.verify import Scheme
+from idemactor.observability.observer import Observer
 from tests.gateway.payloads import OWN, START_MS, Payload, payloads, request_members
 from tests.server import test_rpc_door as rpc
 from tests.server.rig import TOKENS, Rig
@@ -159,6 +162,42 @@ async def test_a_sender_that_has_not_proved_who_it_is(autojump_clock: MockClock)
         assert "UNAUTHENTICATED" not in metrics
         assert (await doors.ask("get", key=dict(case.first.headers)["X-GitHub-Delivery"]))["result"] == "unknown"
         assert (await doors.ask("accept", source="github", request=case.first))["result"] == "accepted"
+
+
+async def test_every_call_that_became_a_command_is_seen(autojump_clock: MockClock) -> None:
+    """Over both doors, alone and in a batch; what did not become one is not, but a forgery is told by its source."""
+    seen: list[tuple[str, str, set[str]]] = []
+    forged: list[str] = []
+
+    class Forged(Observer):
+        def forged(self, source: str) -> None:
+            forged.append(source)
+
+    def watch(op: str, identity: Identity, members: Mapping[str, object]) -> None:
+        seen.append((op, identity.key, set(members)))
+
+    signed = replace(SHIPPED["github"], verify=Verify(Scheme.GITHUB, ("S",), ("made-up",)))
+    options: dict[str, Any] = {"sources": {**SHIPPED, "github": signed}, "watch": watch, "observer": Forged()}
+    event, forgery = (RawRequest("POST", "/", (JSON,), body) for body in (b'{"id":"e"}', b"{}"))
+    async with rpc.serving(autojump_clock, tokens=TOKENS, **options) as server:
+        doors = Doors(server.rig, server)
+        for _ in range(2):
+            await doors.ask("reserve", source="stripe", request=event, payload=None)
+            await doors.ask("accept", key="k", payload={"a": 1})
+            await doors.ask("get", key="k")
+            await doors.ask("get", key="")
+            await doors.ask("key", source="stripe", request=event)
+            await doors.ask("accept", source="github", request=forgery)
+            ops = [{"op": "get", "namespace": "default", "key": "b"}, {"op": "get"}]
+            await Client(server.rig).post("/v1/batch", {"ops": ops}, headers=bearer("caller-token"))
+            # The next round goes over the other door.
+            await doors.ask("policy")
+        headers = [("Idempotency-Key", "h"), *bearer("caller-token")]
+        for name in ("http", "github"):
+            await Client(server.rig).call("POST", f"/v1/default/authorize?source={name}&uri=/", {"a": 1}, headers)
+    one = [("reserve", "e", {"source", "request"}), ("accept", "k", {"key", "payload"}), ("get", "k", {"key"})]
+    assert seen == [*one, ("get", "b", {"key"})] * 2 + [("accept", "h", {"source", "request"})]
+    assert forged == ["github"] * 3
 
 
 async def test_nothing_is_forgotten_before_its_sender_is_done(autojump_clock: MockClock) -> None:

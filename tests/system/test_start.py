@@ -646,3 +646,22 @@ def test_an_id_that_its_sender_does_not_sign(home: Path) -> None:
     [warning] = [line for line in events if line["event"] == "source_replayable"]
     assert (warning["level"], warning["source"]) == ("warning", "mine")
     assert "header:X-Delivery" in warning["detail"]
+
+
+@pytest.mark.parametrize(("level", "payloads"), [("debug", True), ("debug", False), ("info", True)])
+def test_what_the_log_shows_of_requests(home: Path, level: str, payloads: bool) -> None:
+    config = "\n".join(["[log]", f'level = "{level}"', f"payloads = {str(payloads).lower()}", "[sources.github]"])
+    config += f'\nverify = {GITHUB}\n[sources.mine]\nid = "/id"\nsecrets = ["/pass"]\nretry_horizon_ms = 1\n'
+    request = {"method": "POST", "path": "/", "headers": [["Content-Type", "application/json"]]}
+    body = '{"id":"shown-key","pass":"s3cret","a":"shown-body"}'
+    with Server(home, config, extra={"HOOK_SECRET": "made-up-hook-secret"}) as server, server.http_client() as client:
+        for name in ("mine", "github"):
+            members = {"source": name, "request": {**request, "body": body}}
+            client.post("/v1/default/accept", members)
+        log = server.log
+    lines = [json.loads(line) for line in log.splitlines()]
+    events = [line for line in lines if line["event"] in ("request", "signature_refused")]
+    assert [line["source"] for line in events] == (["mine", "github"] if level == "debug" else ["github"])
+    assert ("shown-key" in log, "shown-body" in log) == (level == "debug" and payloads,) * 2
+    assert "s3cret" not in log
+    assert "made-up-hook-secret" not in log
