@@ -73,6 +73,13 @@ class Section:
         """Was the setting given, rightly or wrongly?"""
         return name in self._table.members
 
+    def sections(self, *names: str) -> Iterator[tuple[str, Section]]:
+        """Those of the tables ``names`` that were given; one that is no table is reported and left out."""
+        for name in names:
+            section = self.section(name)
+            if isinstance(self._table.members.get(name), Table):
+                yield name, section
+
     def report(self, text: str, name: str | None = None) -> None:
         """Notes a problem of this table, or of one of its settings; it is placed where that stands."""
         at = self._table.members.get(name, self._table) if name is not None else self._table

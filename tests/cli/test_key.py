@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from idemactor.cli.exits import Exit
 from idemactor.cli.main import main
+from idemactor.core.limits import BODY_BYTES_MAX
 from tests.gateway.payloads import OWN, payloads
 
 CASES = {case.id: case for case in payloads()}
@@ -67,6 +68,15 @@ def test_what_a_reserve_would_be_refused_for(source: str, request_: Any, field: 
     told = json.loads(result.stdout)
     assert (told["code"], told["field"]) == ("IDEMPOTENCY_INVALID_REQUEST", field)
     assert result.stderr == f"idemactor: {told['detail']}\n"
+
+
+def test_a_request_is_as_large_as_the_call_may_be() -> None:
+    """What a dry run takes, a reserve over HTTP takes."""
+    room = BODY_BYTES_MAX - len(b'{"source": "stripe", "request": }')
+    request = b'{"method":"POST","path":"/","body":"{\\"id\\":\\"e\\"}"}'
+    assert asked(request.ljust(room), "--source", "stripe").exit_code == 0
+    result = asked(request.ljust(room + 1), "--source", "stripe")
+    assert (result.exit_code, json.loads(result.stdout)["field"]) == (Exit.USAGE, "request")
 
 
 def test_a_sender_that_has_not_proved_who_it_is(tmp_path: Path) -> None:
