@@ -12,13 +12,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 # Arguments for pytest and for the benchmarks, for example `make test ARGS="-k config"`.
 ARGS ?=
 CONFIG ?= config.toml
+# Tests run in this many processes, each file in one of them: many wait for a real server more than they work.
+TEST_PROCESSES ?= 2
 # How long the long suites run; their short forms are part of `make test`.
 CRASH_ROUNDS ?= 500
 SIM_SEEDS ?= 2000
 POWER_ROUNDS ?= 500
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test check bench crash sim lock clean
+.PHONY: help install serve demo test check bench crash sim lock clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -35,8 +37,11 @@ $(STAMP): requirements.lock pyproject.toml scripts/make-venv
 serve: install ## Start the server with config.toml (CONFIG=other.toml takes another file).
 	exec $(BIN)/idemactor serve --config $(CONFIG)
 
+demo: install ## How often an order is filled when its sender is unsure: with and without idemactor, in less than a minute.
+	@$(BIN)/python examples/tradingview/fills.py
+
 test: $(GATEWAYS_STAMP) ## Run the whole short suite.
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 $(GATEWAYS_STAMP): $(STAMP) requirements-gateways.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-gateways.lock

@@ -19,7 +19,20 @@ from bench import evidence, plots, report
 from bench.harness import Section
 from bench.plan import FULL, QUICK, Bench, Plan
 from bench.processes import BenchError
-from bench.subjects import decision, disk, durability, expiry, growth, hot_shard, http, open_loop, rpc, service
+from bench.subjects import (
+    decision,
+    disk,
+    durability,
+    expiry,
+    gateway,
+    growth,
+    hot_shard,
+    http,
+    open_loop,
+    rpc,
+    service,
+    workers,
+)
 
 RESULTS: Final = Path(__file__).parent / "results"
 SCRATCH_DEFAULT: Final = Path("/var/tmp")
@@ -31,8 +44,10 @@ SECTIONS: Final[Mapping[str, Callable[[Bench], Section]]] = {
     "rpc": rpc.measure,
     "http": http.measure,
     "service": service.measure,
+    "gateway": gateway.measure,
     "open": open_loop.measure,
     "hot": hot_shard.measure,
+    "workers": workers.measure,
     "durability": durability.measure,
     "expiry": expiry.measure,
     # Last: what it leaves out depends on how long the others took.

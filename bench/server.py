@@ -31,6 +31,15 @@ lease_ms = 3600000
 ttl_ms = 86400000
 """
 
+GATEWAY: Final = """\
+[gateway]
+bind = ["127.0.0.1:0"]
+[[gateway.routes]]
+prefix = "/"
+upstream = "http://{upstream}"
+namespace = "default"
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -44,11 +53,18 @@ class Server:
     process: subprocess.Popen[str]
     ready_s: float
     """Seconds from its start to its ready line."""
+    gateway: str = ""
+    """Where its reverse proxy is, if it has one."""
 
 
 @contextlib.contextmanager
-def serving(data_dir: Path, *, shards: int, durability: Durability = "full") -> Iterator[Server]:
+def serving(
+    data_dir: Path, *, shards: int, durability: Durability = "full", upstream: str = "", workers: int = 1
+) -> Iterator[Server]:
     """Start ``idemactor serve`` on ``data_dir`` and stop it in the end.
+
+    Args:
+        upstream: ``host:port`` of what its reverse proxy stands in front of; empty: it has none.
 
     Raises:
         BenchError: It did not come up; what it said is in the message.
@@ -56,9 +72,10 @@ def serving(data_dir: Path, *, shards: int, durability: Durability = "full") -> 
     sockets = data_dir.with_name(data_dir.name + ".run")
     sockets.mkdir(mode=0o700, exist_ok=True)
     config, log = sockets / "config.toml", sockets / "log"
-    config.write_text(CONFIG.format(durability=durability, sockets=sockets))
+    proxy = GATEWAY.format(upstream=upstream) if upstream else ""
+    config.write_text(CONFIG.format(durability=durability, sockets=sockets) + proxy)
     command = [sys.executable, "-m", "idemactor", "serve", "--config", str(config)]
-    command += ["--data-dir", str(data_dir), "--shards", str(shards)]
+    command += ["--data-dir", str(data_dir), "--shards", str(shards), "--workers", str(workers)]
     started = time.perf_counter()
     with running(command, log=log, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -69,4 +86,5 @@ def serving(data_dir: Path, *, shards: int, durability: Durability = "full") -> 
         addresses = dict(word.split("=", 1) for word in words[2:])
         http, http_unix = addresses["http"].split(",")
         rpc, rpc_unix = addresses["rpc"].split(",")
-        yield Server(http, http_unix, rpc, rpc_unix, process.pid, process, ready_s)
+        gateway = addresses.get("gateway", "")
+        yield Server(http, http_unix, rpc, rpc_unix, process.pid, process, ready_s, gateway)

@@ -7,6 +7,7 @@ reached the table (``RequestError``) or says that the server cannot start or go 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 
 
 class Code(enum.StrEnum):
@@ -33,6 +34,7 @@ class Code(enum.StrEnum):
     UNAVAILABLE = "IDEMPOTENCY_UNAVAILABLE"
     NOT_FOUND = "IDEMPOTENCY_NOT_FOUND"
     METHOD_NOT_ALLOWED = "IDEMPOTENCY_METHOD_NOT_ALLOWED"
+    UPSTREAM_FAILED = "IDEMPOTENCY_UPSTREAM_FAILED"
 
 
 class IdemactorError(Exception):
@@ -84,3 +86,12 @@ class StartError(IdemactorError):
 
 class StorageError(IdemactorError):
     """A storage engine could not do what it was asked; the shard reloads before it goes on."""
+
+
+def messages_of(group: BaseExceptionGroup[BaseException]) -> Iterator[str]:
+    """What the errors of a group say, line by line, for people."""
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from messages_of(error)
+        else:
+            yield from str(error).splitlines()

@@ -12,8 +12,9 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import trio
@@ -24,6 +25,7 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
 from idemactor.gateway.refs import parse_ref
 from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
@@ -45,13 +47,15 @@ from idemactor.server.listeners import (
     server_ssl_context,
 )
 from idemactor.server.rpc_door import RpcDoor
+from idemactor.server.shard_map import ShardMap
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
-from idemactor.shard.start import Engines, lost_namespaces, open_engines, with_remains
-from idemactor.storage.base import Opened
+from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
+from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sqlite_wal import Durability
 from idemactor.wire.requests import Watch
 
 DRAIN_SECONDS_MAX: Final = 30.0
@@ -86,26 +90,51 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
-        async with open_engines(directory, config.server.durability.value) as engines:
-            clock = _clock(config, [opened for _, opened in engines])
-            await _check_namespaces(config, engines, clock.now_ms())
-            _warn_of_sources(config)
-            router = Router(_shards(config, engines, clock, observer), observer)
-            resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
-            authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
-            context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
-            context.sources = config.sources
-            async with _bound(config.http, ALPN_PROTOCOLS) as http, _bound(config.rpc) as rpc:
-                await _serve(context, http, rpc, _connections_max(directory.shards), announce)
+        durability: Durability = config.server.durability.value
+        await settle_journals(directory, durability, 1)
+        async with open_engines(directory, durability) as engines:
+            clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
+            await check_settings(config, engines, clock.now_ms())
+            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
+            context = make_context(config, router, observer, metrics, clock)
+            async with (
+                _bound(config.http, ALPN_PROTOCOLS) as http,
+                _bound(config.rpc) as rpc,
+                _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
+            ):
+                addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
+                context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
+                proxy = make_proxy(config, context)
+                most = connections_max(directory.shards, proxy is not None)
+                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
 
 
-async def _serve(
+def make_context(
+    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
+) -> ServerContext:
+    """What the doors of a process are given."""
+    resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
+    authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
+    context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
+    context.sources = config.sources
+    return context
+
+
+async def serve_doors(
     context: ServerContext,
     http: Sequence[SocketListener],
     rpc: Sequence[SocketListener],
+    gateway: Sequence[SocketListener],
+    proxy: ProxyDoor | None,
     connections_max: int,
     announce: Callable[[str], None],
+    all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
+    """Run shards and doors until a signal says to stop, and then until everything is answered.
+
+    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
+    needed for that.
+    """
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
@@ -120,17 +149,32 @@ async def _serve(
                 observer = DoorObserver(context.observer, "rpc")
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
+            if proxy is not None:
+                accept = AcceptLimits(connections_max=connections_max)
+                await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
             _spare_the_collector()
-            announce(_ready_line(http, rpc))
+            announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
             await anext(aiter(signals))
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True
+            if proxy is not None:
+                await _drain(proxy, context.router)
+                if all_settled is not None:
+                    await all_settled()
             context.router.close()
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
+
+
+async def _drain(proxy: ProxyDoor, router: Router) -> None:
+    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
+    proxy.drain()
+    router.settle_only()
+    with trio.move_on_after(DRAIN_SECONDS_MAX):
+        await proxy.finished.wait()
 
 
 def _spare_the_collector() -> None:
@@ -140,8 +184,9 @@ def _spare_the_collector() -> None:
     gc.set_threshold(*GC_THRESHOLDS)
 
 
-def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -> str:
-    doors = (("http", http), ("rpc", rpc))
+def ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener], gateway: Sequence[SocketListener]) -> str:
+    """What is said once every address answers."""
+    doors = (("http", http), ("rpc", rpc), ("gateway", gateway))
     words = [f"{name}={','.join(listener.address for listener in found)}" for name, found in doors if found]
     return " ".join(["idemactor ready", *words])
 
@@ -149,34 +194,48 @@ def _ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener]) -
 # ------------------------------------------------------------------------------------------------------------- storage
 
 
-def _shards(config: ServerConfig, engines: Engines, clock: Clock, observer: Observer) -> list[Shard]:
-    census = Census()
+def make_shards(
+    config: ServerConfig,
+    engines: Mapping[int, tuple[Engine, Opened]],
+    clock: Clock,
+    observer: Observer,
+    census: Census,
+) -> list[Shard]:
+    """The shards of this process; ``engines`` by their numbers."""
     entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
-        for number, (engine, opened) in enumerate(engines)
+        for number, (engine, opened) in engines.items()
     ]
 
 
-def _clock(config: ServerConfig, opened: Sequence[Opened]) -> Clock:
+def boottime_s() -> float:
+    """Seconds of a clock that runs on while the machine sleeps: a lease must not grow by a suspended afternoon."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def first_ms(config: ServerConfig, opened: Sequence[Opened]) -> int:
+    """The time to start with, milliseconds since the epoch. Raises: StartError: the wall clock is far behind."""
     wall_ms = time.time_ns() // 1_000_000
     latest_ms = max(shard.latest_ms for shard in opened)
     try:
-        start_ms = start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
+        return start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
     except ClockTooFarBehind as error:
         raise StartError(
             f"the wall clock is {error.behind_ms} ms behind the latest time in {config.server.data_dir}, which is more"
             " than clock_backstep_max_ms: set the clock right (NTP), or raise server.clock_backstep_max_ms if the"
             " directory's time is the wrong one"
         ) from error
-    # CLOCK_BOOTTIME runs on while the machine sleeps: a lease must not grow by a suspended afternoon.
-    return Clock(start_ms, functools.partial(time.clock_gettime, time.CLOCK_BOOTTIME))
 
 
-async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int) -> None:
-    """A namespace that left the configuration while it has live records would leave them without a policy."""
+async def check_settings(config: ServerConfig, engines: Engines, now_ms: int) -> None:
+    """A namespace that left the configuration while it has live records would leave them without a policy.
+
+    Raises:
+        StartError: There is one.
+    """
     lost = await lost_namespaces(engines, config.namespaces, now_ms)
     if lost:
         tables = ", ".join(f"[namespaces.{namespace}]" for namespace in lost)
@@ -184,6 +243,7 @@ async def _check_namespaces(config: ServerConfig, engines: Engines, now_ms: int)
             f"the configuration has no namespace {', '.join(lost)}, and {config.server.data_dir} has live records in"
             f" it: put {tables} back, and take it out again once its records have ended or were forgotten"
         )
+    _warn_of_sources(config)
     _warn_of_what_is_out_of_reach(config, engines)
 
 
@@ -223,24 +283,41 @@ def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> Non
 # --------------------------------------------------------------------------------------------------------------- doors
 
 
-def _connections_max(shards: int) -> int:
-    """How many connections a door may have open: the shards' files must never go without a descriptor for them."""
+def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None:
+    """The reverse proxy of a process; None where none is configured."""
+    section = config.gateway
+    if not section.door.bind:
+        return None
+    warn(section.routes, context)
+    settings = ProxySettings(section.routes, section.limits, section.trusted)
+    return ProxyDoor(context, settings, system_entropy())
+
+
+def connections_max(shards: int, has_proxy: bool) -> int:
+    """How many connections a door may have open: the shards' files must never go without a descriptor for them.
+
+    The proxy counts twice: a request of a client's may need a connection to its upstream.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
             soft = hard
-    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // 2
+    left = (soft - DESCRIPTORS_KEPT - shards * DESCRIPTORS_PER_SHARD) // (4 if has_proxy else 2)
     return max(1, min(CONNECTIONS_MAX_DEFAULT, left)) if soft != resource.RLIM_INFINITY else CONNECTIONS_MAX_DEFAULT
+
+
+def tls_of(door: DoorSection, alpn: Sequence[str] = ()) -> ssl.SSLContext | None:
+    """What a door's connections speak; None: no TLS. Raises: StartError: a file cannot be used."""
+    if door.tls_cert is None or door.tls_key is None:
+        return None
+    return server_ssl_context(door.tls_cert, door.tls_key, door.client_ca, alpn=alpn)
 
 
 @contextlib.asynccontextmanager
 async def _bound(door: DoorSection, alpn: Sequence[str] = ()) -> AsyncIterator[list[SocketListener]]:
     """A door's listeners; closed in the end, also where another address cannot be had."""
-    tls = None
-    if door.tls_cert is not None and door.tls_key is not None:
-        tls = server_ssl_context(door.tls_cert, door.tls_key, door.client_ca, alpn=alpn)
-    listeners = bind_listeners(door.bind, tls)
+    listeners = bind_listeners(door.bind, tls_of(door, alpn))
     try:
         yield listeners
     finally:

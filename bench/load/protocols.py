@@ -114,6 +114,24 @@ class HttpSpeaker(_InOrder):
         self._rest = data[at:]
 
 
+class GatewaySpeaker(HttpSpeaker):
+    """Orders through a gateway: the key in its header. The upstream answers with the word that a new key is owed."""
+
+    method = b"POST"
+
+    def reserve(self, number: int, key: bytes) -> bytes:
+        """One order."""
+        self._calls.append((number, "reserved"))
+        head = b"%b /orders HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nIdempotency-Key: %b\r\n"
+        return head % (self.method, key) + b"Content-Length: 15\r\n\r\n" + b'{"quantity": 1}'
+
+
+class PassingSpeaker(GatewaySpeaker):
+    """The same by a method that a gateway passes on as it is."""
+
+    method = b"PUT"
+
+
 def _content_length(head: bytes) -> int:
     value = head.lower().partition(b"\r\ncontent-length:")[2]
     return int(value.partition(b"\r\n")[0])
@@ -154,4 +172,10 @@ def _resp(*words: bytes) -> bytes:
     return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
 
-SPEAKERS: Final = {"rpc": RpcSpeaker, "http": HttpSpeaker, "resp": RespSpeaker}
+SPEAKERS: Final = {
+    "rpc": RpcSpeaker,
+    "http": HttpSpeaker,
+    "resp": RespSpeaker,
+    "gateway": GatewaySpeaker,
+    "passing": PassingSpeaker,
+}

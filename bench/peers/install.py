@@ -12,6 +12,7 @@ from typing import Final
 from bench.processes import BenchError, output_of
 
 PROGRAMS: Final = {
+    "nginx": "nginx-light",
     "redis-server": "redis-server",
     "redis-benchmark": "redis-tools",
     "wrk": "wrk",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,7 @@ import click
 import trio
 
 from idemactor.config import FLAGS, ServerConfig, load
-from idemactor.errors import ConfigError, StartError
+from idemactor.errors import ConfigError, StartError, messages_of
 
 DEFAULT_CONFIG: Final = Path("config.toml")
 """The file that is read where none is named, if it is there."""
@@ -33,22 +32,34 @@ Example:
 @click.option(FLAGS["http.bind"], "http", multiple=True, metavar="ADDRESS", help="HTTP door; repeatable.")
 @click.option(FLAGS["rpc.bind"], "rpc", multiple=True, metavar="ADDRESS", help="RPC door; repeatable.")
 @click.option(FLAGS["server.shards"], "shards", type=int, help="Number of shards of a new data directory.")
+@click.option(FLAGS["server.workers"], "workers", type=int, help="Number of processes that share the shards.")
 def serve(
-    config: Path | None, data_dir: str | None, http: tuple[str, ...], rpc: tuple[str, ...], shards: int | None
+    config: Path | None,
+    data_dir: str | None,
+    http: tuple[str, ...],
+    rpc: tuple[str, ...],
+    shards: int | None,
+    workers: int | None,
 ) -> None:
     """Run the server until SIGTERM.
 
     A flag wins over the environment (IDEMACTOR_SERVER__DATA_DIR=...), the environment over the file. An
     ADDRESS is "host:port", with port 0 for any free one, or "unix:PATH".
     """
-    given = {"server.data_dir": data_dir, "http.bind": http, "rpc.bind": rpc, "server.shards": shards}
+    given = {
+        "server.data_dir": data_dir,
+        "http.bind": http,
+        "rpc.bind": rpc,
+        "server.shards": shards,
+        "server.workers": workers,
+    }
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     mistakes: list[str] = []
     try:
         _run(load(config_path(config), environment=os.environ, flags=flags))
     except* (ConfigError, StartError) as group:
         # What the user can put right is said in words; everything else keeps its traceback.
-        mistakes.extend(_messages(group))
+        mistakes.extend(messages_of(group))
     if mistakes:
         for mistake in mistakes:
             click.echo(f"idemactor: {mistake}", err=True)
@@ -64,14 +75,10 @@ def config_path(named: Path | None) -> Path | None:
 
 def _run(config: ServerConfig) -> None:
     # Only here: `--help`, and a mistake in the configuration, need none of the server.
+    if config.server.workers > 1:
+        from idemactor.supervisor import supervise
+
+        raise SystemExit(supervise(config, announce=click.echo))
     from idemactor.node import run
 
     trio.run(partial(run, config, announce=click.echo))
-
-
-def _messages(group: BaseExceptionGroup[Exception]) -> Iterator[str]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _messages(error)
-        else:
-            yield from str(error).splitlines()

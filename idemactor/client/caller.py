@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -11,43 +12,36 @@ import anyio
 from idemactor.client.backoff import Backoff
 from idemactor.client.causes import cause_of
 from idemactor.client.errors import ClientClosed, ForkedError, OutOfService, Overloaded, Unreachable
-from idemactor.client.flight import Answer, Channel, Flight
+from idemactor.client.eventloop import running
+from idemactor.client.flight import Channel, Flight
 
 
-class Budget:
-    """How long one call may take: its time, and what a server has it wait on purpose.
+class Patience:
+    """How long a call that may wait on purpose goes on: its time, and what a server has it wait.
 
     A server that is not there has nobody wait: what is spent without it counts, so that a call that may wait for a
-    minute is given up as soon as any other.
-
-    Attributes:
-        scope: Where the call runs.
-        deadline: When the time is up, as things are; seconds of the event loop's clock.
+    minute is given up as soon as any other. Keeps the call's ``deadline_s``, as things are.
     """
 
-    def __init__(self, flight: Flight, budget_ms: int | None, local: bool) -> None:
-        now_s = anyio.current_time()
+    def __init__(self, flight: Flight, now_s: Callable[[], float]) -> None:
         self._flight = flight
-        self._local = local
-        self._end_s = math.inf if budget_ms is None else now_s + budget_ms / 1000
+        self._now_s = now_s
+        self._end_s = flight.deadline_s
         self._waits_s = flight.waits_ms / 1000
         self._waited_s = 0.0
-        self._moved_s = now_s
-        self.scope = anyio.CancelScope()
-        self._set(flight.waiting)
+        self._moved_s = now_s()
+        self._set()
         flight.on_move = self._move
 
     def _move(self, spent: bool) -> None:
-        now_s = anyio.current_time()
+        now_s = self._now_s()
         if not self._flight.waiting and spent:
             self._waited_s = min(self._waits_s, self._waited_s + now_s - self._moved_s)
         self._moved_s = now_s
-        self._set(self._flight.waiting)
+        self._set()
 
-    def _set(self, waiting: bool) -> None:
-        self.deadline = self._end_s + (self._waits_s if waiting else self._waited_s)
-        # What always answers may wait for as long as its own clock says, which may be one that a test moves.
-        self.scope.deadline = math.inf if self._local else self.deadline
+    def _set(self) -> None:
+        self._flight.deadline_s = self._end_s + (self._waits_s if self._flight.waiting else self._waited_s)
 
 
 class Caller:
@@ -55,6 +49,7 @@ class Caller:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
+        self._now_s = running().now_s
         self._process: int | None = os.getpid()
 
     def close(self) -> None:
@@ -88,30 +83,30 @@ class Caller:
             OutOfService: The time is up.
         """
         self.check()
+        now_s = self._now_s
+        flight.deadline_s = math.inf if budget_ms is None else now_s() + budget_ms / 1000
+        if flight.waits_ms:
+            Patience(flight, now_s)
         trouble: OutOfService | None = None
         backoff = Backoff()
-        budget = Budget(flight, budget_ms, self.channel.local)
-        with budget.scope:
-            while trouble is None or anyio.current_time() < budget.deadline:
-                answer = await self._exchange(flight)
-                if not isinstance(answer.error, OutOfService):
-                    return _opened(answer)
-                trouble = answer.error
-                await anyio.sleep(backoff.next_s())
+        while trouble is None or now_s() < flight.deadline_s:
+            answer = await self.channel.exchange(flight)
+            if answer is None:
+                break
+            if answer.error is None:
+                return answer.result
+            if not isinstance(answer.error, OutOfService):
+                raise answer.error
+            trouble = answer.error
+            # What a server did not take it cannot have done; of what it failed at nothing is known.
+            if not isinstance(trouble, Overloaded):
+                flight.uncertain = True
+            await self._pause(flight, backoff.next_s())
         if trouble is not None:
             raise trouble
         where, cause = self.channel.where, self.channel.trouble
         raise Unreachable(f"no answer from {where} within {budget_ms} ms: {cause_of(cause)}") from cause
 
-    async def _exchange(self, flight: Flight) -> Answer:
-        answer = await self.channel.exchange(flight)
-        # What a server did not take it cannot have done; of what it failed at nothing is known.
-        if isinstance(answer.error, OutOfService) and not isinstance(answer.error, Overloaded):
-            flight.uncertain = True
-        return answer
-
-
-def _opened(answer: Answer) -> Any:
-    if answer.error is not None:
-        raise answer.error
-    return answer.result
+    async def _pause(self, flight: Flight, pause_s: float) -> None:
+        until_s = self._now_s() + pause_s
+        await anyio.sleep_until(until_s if self.channel.local else min(until_s, flight.deadline_s))

@@ -23,14 +23,15 @@ from typing import Any, Final, Literal, Self
 import anyio
 from anyio.abc import TaskGroup
 
-from idemactor.client.address import dial, parse_address
+from idemactor.client.address import Address, dial, parse_address
 from idemactor.client.caller import Caller
 from idemactor.client.checks import check_duration, check_text, check_whole, on_unavailable_from
 from idemactor.client.clock import LeaseClock, ManualClock, SystemClock
 from idemactor.client.errors import ClientClosed
+from idemactor.client.fleet import Fleet
 from idemactor.client.flight import Channel, Flight
 from idemactor.client.holding import Holding
-from idemactor.client.link import Link
+from idemactor.client.link import Dial, Link
 from idemactor.client.results import NamespacePolicy
 from idemactor.client.settle import Report, Settler
 from idemactor.core.limits import HOLDER_CHARS_MAX
@@ -63,6 +64,8 @@ class Client(Holding):
         holder: Who asks, shown to those who find a key in flight; None: host and process.
         on_unavailable: ``"closed"`` or ``"open"``, for holds that say nothing else; None: the namespace's policy.
         unavailable_after_ms: How long to try before going on unprotected; None: the namespace's policy.
+        direct: Go straight to the process that owns a key, where the server has several (``[server] workers``): their
+            addresses, other ports of the same host, have to be reachable for that to be of any use.
         on_report: Told how it went when the server was told of what went on unprotected. Must not block.
 
     Raises:
@@ -89,6 +92,7 @@ class Client(Holding):
         holder: str | None = None,
         on_unavailable: Literal["closed", "open"] | None = None,
         unavailable_after_ms: int | None = None,
+        direct: bool = False,
         on_report: Callable[[Report], None] | None = None,
     ) -> None:
         check_text("address", address)
@@ -102,15 +106,21 @@ class Client(Holding):
             check_whole("unavailable_after_ms", unavailable_after_ms)
         context = ssl.create_default_context() if tls is True else tls or None
 
-        def connect() -> Channel:
+        def link(dial_it: Dial) -> Link:
             return Link(
-                functools.partial(dial, place, context),
+                dial_it,
                 address,
                 token=token,
                 connect_ms=connect_ms,
                 silence_ms=silence_ms,
                 in_flight_max=in_flight_max,
             )
+
+        def to(there: Address) -> Dial:
+            return functools.partial(dial, there, context)
+
+        def connect() -> Channel:
+            return Fleet(place, to, link) if direct else link(to(place))
 
         self._set_up(connect, SystemClock(), timeout_ms, cleanup_ms, holder)
         self._on_unavailable = on_unavailable_from(on_unavailable)
@@ -221,6 +231,7 @@ class Client(Holding):
         except BaseException:
             await self._end_tasks()
             raise
+        self._renewals = None
         self._caller = Caller(channel)
         self._settler = Settler(self._caller, tasks, self._on_report)
         return self
@@ -247,12 +258,14 @@ class Client(Holding):
 
     # ------------------------------------------------------------------------------------------------ for holds to use
 
-    async def ask(self, flight: Flight, budget_ms: int | None) -> Any:
+    def ask(self, flight: Flight, budget_ms: int | None) -> Awaitable[Any]:
         """One call, as ``Caller.ask``."""
-        return await self.check().ask(flight, budget_ms)
+        if self._caller is None:
+            raise ClientClosed(_CLOSED)
+        return self._caller.ask(flight, budget_ms)
 
-    def check(self) -> Caller:
-        """What makes calls.
+    def check(self) -> None:
+        """Raise where no calls can be made.
 
         Raises:
             ClientClosed: The client is not open.
@@ -261,7 +274,6 @@ class Client(Holding):
         if self._caller is None:
             raise ClientClosed(_CLOSED)
         self._caller.check()
-        return self._caller
 
     def start_task(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run ``work`` in the background until it ends or the client closes."""
@@ -269,8 +281,8 @@ class Client(Holding):
             raise ClientClosed(_CLOSED)
         self._tasks.start_soon(_guarded, work)
 
-    async def _ask(self, flight: Flight, timeout_ms: int | None) -> Any:
-        return await self.ask(flight, self._timeout_ms if timeout_ms is None else timeout_ms)
+    def _ask(self, flight: Flight, timeout_ms: int | None) -> Awaitable[Any]:
+        return self.ask(flight, self._timeout_ms if timeout_ms is None else timeout_ms)
 
     def _settling(self) -> Settler:
         if self._settler is None:

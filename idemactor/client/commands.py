@@ -8,7 +8,7 @@ epoch. ``timeout_ms`` is how long to go on asking, reconnecting and repeating as
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from idemactor.client.errors import IdemactorClientError, NotFound, ProtocolViolation, Refused, UnknownKeyError
@@ -53,7 +53,7 @@ class Commands(abc.ABC):
     """As fetched last."""
 
     @abc.abstractmethod
-    async def _ask(self, flight: Flight, timeout_ms: int | None) -> Any:
+    def _ask(self, flight: Flight, timeout_ms: int | None) -> Awaitable[Any]:
         """The result of a call as it came; raises Refused and OutOfService."""
 
     @abc.abstractmethod
@@ -310,8 +310,8 @@ class Commands(abc.ABC):
 
     async def _acquire(self, asked: Acquisition, wait_ms: int, timeout_ms: int | None) -> Reserved | Completed:
         """One reserve, without any care for what becomes of it."""
-        answer = await self._send(asked.sending(wait_ms), timeout_ms)
-        assert isinstance(answer, Reserved | Completed)
+        answer = result_of(asked.method, await self._ask(asked.sending(wait_ms), timeout_ms))
+        assert isinstance(answer, (Reserved, Completed))
         return answer
 
     def _give_back(self, asked: Acquisition) -> None:

@@ -156,8 +156,8 @@ class Shards:
 
     async def exchange(self, flight: Flight) -> Answer:
         """Carry out a call; whatever it is, there is an answer."""
-        frame = Protocol().request(encode_body(flight.method, flight.params))[1]
-        flight.begin()
+        frame = Protocol[None]().request(encode_body(flight.method, flight.params), None)
+        flight.answer = None
         flight.sent(trio.current_time())
         try:
             answer = await self._carry_out(decode(frame))

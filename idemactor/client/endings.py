@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Final
 
 from idemactor.core.limits import REASON_CHARS_MAX
 from idemactor.core.record import Outcome
+from idemactor.core.values import slotted
 
 _UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]+")
 """What no reason may hold (contract, sections 8 and 12): control characters beside tabs and ends of lines, and
@@ -17,7 +17,7 @@ LAPSE_MS: Final = 1
 """The shortest lease: what a takeover that is given up leaves behind."""
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Claim:
     """An attempt, as its holder names it."""
 
@@ -26,14 +26,14 @@ class Claim:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Commit:
     """The effect happened."""
 
     outcome: Outcome | None
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class GiveBack:
     """This attempt had no effect.
 
@@ -46,7 +46,7 @@ class GiveBack:
     keep_evidence: bool
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class LeaveInDoubt:
     """Nobody knows whether the effect happened."""
 

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import anyio
 from anyio import TASK_STATUS_IGNORED
 from anyio.abc import TaskStatus
 
 from idemactor.client.errors import IdemactorClientError, Overloaded
+from idemactor.core.values import slotted
+
+if TYPE_CHECKING:
+    from idemactor.client.alarms import Alarm
+    from idemactor.client.eventloop import Future
+    from idemactor.client.pipeline import Places
 
 
-@dataclass(frozen=True, slots=True)
+@slotted
 class Answer:
     """What came of a call: an error, or a result as it came."""
 
@@ -36,7 +44,14 @@ class Flight:
         waiting: It is with a server that may take its time on purpose, or stands in line behind others that are.
         on_move: Called when ``waiting`` changes, with whether the time since the last change was spent in waiting.
         uncertain: An earlier sending may have been carried out, and its answer is lost.
+        deadline_s: When its caller gives it up, seconds of the event loop's clock.
         answer: The latest answer.
+        body: What is sent, once it is encoded.
+        caller: Where its caller waits: for an answer, or None once the deadline has passed.
+        alarm: What rings then.
+        places: Where it has a place, or stands in line for one.
+        stands_in: The line, or the queue to be sent, that it stands in.
+        over: Set with the answer, for who adopted it.
     """
 
     method: str
@@ -51,15 +66,14 @@ class Flight:
     waiting: bool = False
     on_move: Callable[[bool], None] | None = None
     uncertain: bool = False
+    deadline_s: float = math.inf
     answer: Answer | None = None
     body: bytes = b""
-    slots: anyio.Semaphore | None = None
-    done: anyio.Event = field(default_factory=anyio.Event)
-
-    def begin(self) -> None:
-        """Get ready to be sent (again)."""
-        self.answer = None
-        self.done = anyio.Event()
+    caller: Future[Answer | None] | None = None
+    alarm: Alarm[Flight] | None = None
+    places: Places | None = None
+    stands_in: deque[Flight] | None = None
+    over: anyio.Event | None = None
 
     def sent(self, now_s: float) -> None:
         """It is handed to whatever carries it."""
@@ -81,7 +95,21 @@ class Flight:
         """The answer is here, or it is known that none will come."""
         self.answer = answer
         self.wait(False)
-        self.done.set()
+        if self.caller is not None and not self.caller.done():
+            self.caller.set_result(answer)
+        if self.over is not None:
+            self.over.set()
+
+    async def finished(self) -> None:
+        """Return once the answer is here, or it is known that none will come; for who adopted it."""
+        if self.answer is None:
+            self.over = self.over or anyio.Event()
+            await self.over.wait()
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its caller waits no more: it is cancelled, or the answer is here."""
+        return self.caller is not None and self.caller.done()
 
     @property
     def may_have_acted(self) -> bool:
@@ -96,7 +124,7 @@ class Channel(Protocol):
 
     @property
     def local(self) -> bool:
-        """Whether it always answers, so that nothing but repeating need be bounded."""
+        """Whether it always answers, so that nothing but repeating need be bounded; it knows no deadlines."""
 
     @property
     def where(self) -> str:
@@ -106,8 +134,8 @@ class Channel(Protocol):
     def trouble(self) -> BaseException | None:
         """Why there is no connection just now, where that is known."""
 
-    async def exchange(self, flight: Flight) -> Answer:
-        """Send a call and wait for its answer, over as many connections as it takes; for ever, if need be."""
+    async def exchange(self, flight: Flight) -> Answer | None:
+        """Send a call and wait for its answer, over as many connections as it takes; None: its deadline has passed."""
 
     async def adopt(self, flight: Flight) -> Answer | None:
         """The answer to a ``kept`` call whose caller was cancelled; None where none will come."""

@@ -20,51 +20,24 @@ takeover again, with the same operation_id. A body that found out that no earlie
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Final, Literal, Self, assert_never
+from typing import TYPE_CHECKING, Final, Self
 
 import anyio
 
 from idemactor.client.endings import Claim, Commit, Ending, GiveBack, LeaveInDoubt, clean_reason, is_all, reason_of
-from idemactor.client.errors import (
-    CommitUnacknowledged,
-    DuplicateError,
-    EndingUnacknowledged,
-    InFlightError,
-    LeaseLost,
-    OutOfService,
-    Refused,
-    StaleTokenError,
-    UnknownKeyError,
-)
+from idemactor.client.entering import HoldOptions, ask_for
+from idemactor.client.errors import DuplicateError, LeaseLost, Refused
 from idemactor.client.keeper import Keeper
+from idemactor.client.leaving import Leaving
 from idemactor.client.params import Acquisition, Headers, outcome_from
 from idemactor.client.results import Completed, Outcome, Reserved
-from idemactor.client.settle import Settlement
-from idemactor.core.limits import UNAVAILABLE_AFTER_MS_DEFAULT, WAIT_MS_MAX
-from idemactor.core.policy import OnUnavailable
 from idemactor.errors import Code
 
 if TYPE_CHECKING:
     from idemactor.client.holding import Holding
 
-REPEAT_WAIT_MS: Final = 250
-"""The pause before waiting anew where a server answered before the wait was over (it is about to stop)."""
-
 _NOT_INSIDE: Final = "the hold is not entered, or was left already: this is for inside its `with`"
-
-
-@dataclass(frozen=True, slots=True)
-class HoldOptions:
-    """How a hold behaves; times in milliseconds."""
-
-    wait_ms: int | None
-    not_executed: tuple[type[BaseException], ...]
-    on_lost: Literal["cancel", "tell"]
-    on_unavailable: OnUnavailable | None
-    unavailable_after_ms: int | None
-    timeout_ms: int
 
 
 class Hold:
@@ -73,7 +46,6 @@ class Hold:
     Attributes:
         namespace: Where the key lives.
         key: What must not happen twice.
-        lost: Set once the lease is lost.
         protected: False where the body runs although nobody could be asked (``on_unavailable="open"``).
     """
 
@@ -81,11 +53,12 @@ class Hold:
         self.namespace: str = acquisition.params["namespace"]
         self.key: str = acquisition.params["key"]
         self.protected = True
-        self.lost = anyio.Event()
         self._client = client
         self._acquisition = acquisition
         self.options = options
+        self._claim: Claim | None = None
         self._keeper: Keeper | None = None
+        self._lost: anyio.Event | None = None
         self._reserved: Reserved | None = None
         self._completed: Completed | None = None
         self._outcome: Outcome | None = None
@@ -137,6 +110,15 @@ class Hold:
     def reserved(self) -> Reserved | None:
         """The grant, as the server gave it."""
         return self._reserved
+
+    @property
+    def lost(self) -> anyio.Event:
+        """Set once the lease is lost."""
+        if self._lost is None:
+            self._lost = anyio.Event()
+            if self._keeper is not None and self._keeper.lost:
+                self._lost.set()
+        return self._lost
 
     @property
     def effect_begun(self) -> bool:
@@ -223,16 +205,15 @@ class Hold:
         self._check_inside()
         self._ending = LeaveInDoubt(clean_reason(reason))
 
-    # ------------------------------------------------------------------------------------------------------- beginning
+    # ------------------------------------------------------------------------------------------- entering and leaving
 
     async def __aenter__(self) -> Self:
         if self._entered:
             raise RuntimeError("a hold is entered once: ask the client for another")
         self._client.check()
         self._entered = True
-        self._scope = anyio.CancelScope()
         try:
-            await self._acquire()
+            await self._enter()
         except Refused:
             raise
         except BaseException:
@@ -240,18 +221,15 @@ class Hold:
             raise
         # Nothing between the grant and here may be cancelled, or the grant would have no owner.
         if self._keeper is not None:
-            self._client.start_task(self._keeper.run)
+            self._keeper.start()
+        self._scope = anyio.CancelScope()
         self._scope.__enter__()
         self._inside = True
         return self
 
-    async def _acquire(self) -> None:
-        mode = self._mode()
-        try:
-            answer = await self._reserve(self._budget_ms(mode))
-        except OutOfService:
-            if mode is not OnUnavailable.OPEN:
-                raise
+    async def _enter(self) -> None:
+        answer, asked_s = await ask_for(self._client, self._acquisition, self.options)
+        if answer is None:
             self.protected = False
             self._operation_id = self._client.count_unprotected()
             return
@@ -259,62 +237,25 @@ class Hold:
         if isinstance(answer, Completed):
             self._completed = answer
         else:
-            self._reserved = answer
-
-    def _mode(self) -> OnUnavailable:
-        """The caller's own setting, else the namespace's as last fetched, else closed (contract, section 10)."""
-        if self.options.on_unavailable is not None:
-            return self.options.on_unavailable
-        policy = self._client.known_policy(self.namespace)
-        return policy.on_unavailable if policy is not None else OnUnavailable.CLOSED
-
-    def _budget_ms(self, mode: OnUnavailable) -> int:
-        if mode is not OnUnavailable.OPEN:
-            return self.options.timeout_ms
-        if self.options.unavailable_after_ms is not None:
-            return self.options.unavailable_after_ms
-        policy = self._client.known_policy(self.namespace)
-        return policy.unavailable_after_ms if policy is not None else UNAVAILABLE_AFTER_MS_DEFAULT
-
-    async def _reserve(self, budget_ms: int) -> Reserved | Completed:
-        """Ask until the key is free or the waiting is over."""
-        clock = self._client.lease_clock
-        wait_ms = self.options.wait_ms
-        end_s = None if wait_ms is None else clock.now_s() + wait_ms / 1000
-        while True:
-            asked_s = clock.now_s()
-            left_ms = WAIT_MS_MAX if end_s is None else max(0, round((end_s - asked_s) * 1000))
-            try:
-                answer = await self._client._acquire(self._acquisition, min(left_ms, WAIT_MS_MAX), budget_ms)
-            except InFlightError as error:
-                now_s = clock.now_s()
-                if end_s is not None and now_s >= end_s:
-                    raise
-                pause_s = min(error.retry_after_ms, REPEAT_WAIT_MS) / 1000
-                await clock.sleep_until(now_s + pause_s if end_s is None else min(now_s + pause_s, end_s))
-                continue
-            if isinstance(answer, Reserved):
-                await self._trust(answer, asked_s)
-            return answer
+            await self._trust(answer, asked_s)
 
     async def _trust(self, granted: Reserved, asked_s: float) -> None:
         """Keep the lease from here on. One that is no longer fresh is renewed before it is used."""
         self._reserved = granted
-        claim = Claim(self.namespace, self.key, granted.token)
+        self._claim = Claim(self.namespace, self.key, granted.token)
         client = self._client
-        self._keeper = Keeper(claim, granted, asked_s, client.lease_clock, client.ask, self._on_lost)
-        self.lost = self._keeper.lost
+        self._keeper = Keeper(self._claim, granted, asked_s, client.renewals(), client.ask, self._on_lost)
         await self._keeper.freshen(self.options.timeout_ms)
         self._check_lease()
 
     def _on_lost(self) -> None:
-        if self.options.on_lost == "cancel":
+        if self._lost is not None:
+            self._lost.set()
+        if self._inside and self.options.on_lost == "cancel":
             self._scope.cancel()
 
     def _lease_lost(self, keeper: Keeper) -> LeaseLost:
         return LeaseLost(keeper.why, operation_id=self._operation_id, token=self.token, effect_begun=self._effect_begun)
-
-    # ---------------------------------------------------------------------------------------------------------- ending
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -322,18 +263,8 @@ class Hold:
         self._inside = False
         rest, caught = self._leave_scope(kind, error, trace)
         try:
-            if self._completed is not None:
-                pass
-            elif caught:
-                assert self._keeper is not None
-                lost = self._lease_lost(self._keeper)
-                doubt = LeaveInDoubt(reason_of(lost))
-                await self._settle_shortly(doubt if self._effect_begun else self._giving_back(doubt.reason))
-                raise lost
-            elif rest is not None:
-                await self._settle_shortly(self._after(rest), rest)
-            else:
-                await self._finish()
+            if self._completed is None:
+                await self._leave(rest, caught)
         finally:
             if self._keeper is not None:
                 self._keeper.stop()
@@ -351,6 +282,21 @@ class Hold:
             return rest, False
         return (None, True) if caught and error is not None else (error, False)
 
+    async def _leave(self, error: BaseException | None, lost: bool) -> None:
+        """Tell the server what becomes of the key."""
+        assert self._operation_id is not None
+        leaving = Leaving(self._client, self._acquisition, self._claim, self._operation_id, self.options.timeout_ms)
+        if lost:
+            assert self._keeper is not None
+            why = self._lease_lost(self._keeper)
+            doubt = LeaveInDoubt(reason_of(why))
+            await leaving.settle_shortly(doubt if self._effect_begun else self._giving_back(doubt.reason))
+            raise why
+        if error is not None:
+            await leaving.settle_shortly(self._after(error), error)
+        else:
+            await leaving.finish(self._ending or Commit(self._outcome))
+
     def _after(self, error: BaseException) -> Ending:
         """What becomes of the key when the body raised ``error``."""
         if not self._effect_begun or is_all(error, self.options.not_executed):
@@ -359,67 +305,3 @@ class Hold:
 
     def _giving_back(self, reason: str | None) -> GiveBack:
         return GiveBack(reason, keep_evidence=self.takeover and not self._earlier_ruled_out)
-
-    def _settlement(self, ending: Ending) -> Settlement:
-        settler = self._client._settling()
-        if self._reserved is not None:
-            return settler.end(Claim(self.namespace, self.key, self._reserved.token), ending)
-        # Unprotected: what did not happen need not be reported, but may have been reserved in the end.
-        if isinstance(ending, GiveBack):
-            return settler.give_back(self._acquisition)
-        return settler.report(self._acquisition, ending, self.operation_id)
-
-    async def _settle_shortly(self, ending: Ending, error: BaseException | None = None) -> None:
-        """Tell the server although everything around may be cancelled; what takes longer goes on in the background."""
-        if not self.protected and isinstance(ending, GiveBack) and not self._acquisition.flight.may_have_acted:
-            return
-        settlement = self._settlement(ending)
-        if self.protected:
-            await self._client.wait_shortly(settlement)
-            if error is not None and not settlement.done.is_set():
-                error.add_note("idemactor could not tell the server yet how this ended, and goes on trying")
-            elif error is not None and settlement.error is not None:
-                error.add_note(f"idemactor could not tell the server how this ended: {settlement.error}")
-
-    async def _finish(self) -> None:
-        """The body ended well: commit, or what it asked for instead."""
-        ending = self._ending or Commit(self._outcome)
-        if not self.protected:
-            await self._settle_shortly(ending)
-            return
-        settlement = self._settlement(ending)
-        try:
-            await self._client.wait_patiently(settlement, self.options.timeout_ms)
-        except BaseException:
-            # Cancelled just now: the body is through all the same, and that is told if a short time allows.
-            await self._client.wait_shortly(settlement)
-            raise
-        error = settlement.error
-        if settlement.done.is_set() and error is None:
-            return
-        if isinstance(error, Refused):
-            await self._refused(ending, error)
-            return
-        raise self._unacknowledged(ending) from error
-
-    async def _refused(self, ending: Ending, error: Refused) -> None:
-        """The server did not take how this ended."""
-        match ending:
-            case GiveBack(keep_evidence=False) if isinstance(error, UnknownKeyError):
-                return  # The key is free, as was asked for.
-            case Commit() if not isinstance(error, StaleTokenError | UnknownKeyError):
-                # Refused for itself, it leaves an effect that nobody may repeat unasked.
-                await self._settle_shortly(LeaveInDoubt(f"the commit was refused: {reason_of(error)}"))
-        raise error
-
-    def _unacknowledged(self, ending: Ending) -> EndingUnacknowledged:
-        match ending:
-            case Commit():
-                return CommitUnacknowledged(operation_id=self._operation_id, token=self.token, outcome=self._outcome)
-            case GiveBack():
-                detail = "the key was not given back, as far as is known: no answer came"
-            case LeaveInDoubt():
-                detail = "nobody was told that the key is in doubt, as far as is known: no answer came"
-            case _:
-                assert_never(ending)
-        return EndingUnacknowledged(detail, operation_id=self._operation_id, token=self.token)

@@ -12,7 +12,6 @@ from typing import Any, Final, Literal, ParamSpec, Protocol, TypeVar, Unpack, ca
 
 import anyio
 
-from idemactor.client.caller import Caller
 from idemactor.client.checks import (
     check_choice,
     check_duration,
@@ -25,12 +24,15 @@ from idemactor.client.checks import (
 )
 from idemactor.client.clock import LeaseClock
 from idemactor.client.commands import Commands
+from idemactor.client.endings import Claim, Ending
+from idemactor.client.entering import HoldOptions
 from idemactor.client.errors import IdemactorClientError
 from idemactor.client.flight import Flight
-from idemactor.client.hold import Hold, HoldOptions
+from idemactor.client.hold import Hold
+from idemactor.client.keeper import Renewals
 from idemactor.client.once import HELD, HoldArguments, Once, check_function, from_json, to_json
 from idemactor.client.results import NamespacePolicy, policy_of
-from idemactor.client.settle import Settlement
+from idemactor.client.settlement import Settlement
 from idemactor.core.ids import ENTROPY_BITS, uuid7
 from idemactor.core.policy import OnUnavailable
 
@@ -66,13 +68,14 @@ class Holding(Commands):
     _fetched_at: dict[str, float]
     _on_unavailable: OnUnavailable | None = None
     _unavailable_after_ms: int | None = None
+    _renewals: Renewals | None = None
 
     @abc.abstractmethod
-    def check(self) -> Caller:
-        """What makes calls. Raises: ClientClosed, ForkedError."""
+    def check(self) -> None:
+        """Raise where no calls can be made: ClientClosed, ForkedError."""
 
     @abc.abstractmethod
-    async def ask(self, flight: Flight, budget_ms: int | None) -> Any:
+    def ask(self, flight: Flight, budget_ms: int | None) -> Awaitable[Any]:
         """One call, as ``Caller.ask``."""
 
     @abc.abstractmethod
@@ -254,12 +257,16 @@ class Holding(Commands):
         entropy = int.from_bytes(os.urandom(-(-ENTROPY_BITS // 8))) >> (-ENTROPY_BITS % 8)
         return uuid7(time.time_ns() // 1_000_000, entropy)
 
+    def renewals(self) -> Renewals:
+        """What wakes the keepers of leases."""
+        if self._renewals is None or not self._renewals.running or self._renewals.clock is not self.lease_clock:
+            self._renewals = Renewals(self.lease_clock, self.start_task)
+        return self._renewals
+
+    async def end_here(self, claim: Claim, ending: Ending, budget_ms: int) -> Settlement:
+        """End an attempt, see ``Settler.end_here``."""
+        return await self._settling().end_here(claim, ending, budget_ms, self._cleanup_ms)
+
     async def wait_shortly(self, settlement: Settlement) -> None:
         """Wait for what has to be told, whatever is cancelled around, but not for long."""
-        with anyio.move_on_after(self._cleanup_ms / 1000, shield=True):
-            await settlement.done.wait()
-
-    async def wait_patiently(self, settlement: Settlement, budget_ms: int) -> None:
-        """Wait for what has to be told as long as for any call."""
-        with anyio.move_on_after(budget_ms / 1000):
-            await settlement.done.wait()
+        await settlement.wait_shortly(self._cleanup_ms)

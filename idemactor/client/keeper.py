@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import anyio
 
+from idemactor.client.alarms import Alarm, Alarms
 from idemactor.client.clock import LeaseClock
 from idemactor.client.endings import Claim
 from idemactor.client.errors import IdemactorClientError, OutOfService
@@ -16,9 +17,49 @@ from idemactor.client.params import members
 from idemactor.client.results import Extended, Reserved, result_of
 
 RAN_OUT: Final = "the lease ran out before it could be renewed"
+FAILED: Final = "its keeper failed"
 
 Ask = Callable[[Flight, int], Awaitable[Any]]
 """One call, and how long to go on with it, milliseconds."""
+
+
+class Renewals:
+    """Wakes keepers when their leases are to be renewed. Most leases end before, and cost no task.
+
+    Args:
+        clock: The holders'.
+        start_task: Runs something in the background.
+
+    Attributes:
+        running: False once it failed, and with it every keeper it had.
+    """
+
+    def __init__(self, clock: LeaseClock, start_task: Callable[[Callable[[], Awaitable[None]]], None]) -> None:
+        self.clock = clock
+        self.running = True
+        self._start_task = start_task
+        self._alarms: Alarms[Keeper] = Alarms(clock, self._renew)
+        start_task(self._run)
+
+    def watch(self, keeper: Keeper, when_s: float) -> Alarm[Keeper]:
+        """Have ``keeper`` renew at ``when_s``."""
+        return self._alarms.set(when_s, keeper)
+
+    def forget(self, alarm: Alarm[Keeper]) -> None:
+        """It need not be renewed any more."""
+        self._alarms.drop(alarm)
+
+    def _renew(self, keeper: Keeper) -> None:
+        self._start_task(keeper.run)
+
+    async def _run(self) -> None:
+        try:
+            await self._alarms.run()
+        except Exception:
+            self.running = False
+            for keeper in self._alarms.pending():
+                keeper.fail()
+            raise
 
 
 class Keeper:
@@ -27,52 +68,74 @@ class Keeper:
     Args:
         claim: Whose lease it is.
         granted: The grant.
-        asked_s: When it was asked for, by ``clock``.
-        clock: The holder's.
+        asked_s: When it was asked for, by the holder's clock.
+        renewals: Wakes it.
         ask: Makes calls.
         on_lost: Called once, when the lease is lost.
 
     Attributes:
-        lost: Set then.
-        why: Why it is lost.
+        lost: Whether it is.
+        why: Why.
     """
+
+    __slots__ = ("_alarm", "_ask", "_claim", "_clock", "_lease", "_on_lost", "_renewals", "_running", "lost", "why")
 
     def __init__(
         self,
         claim: Claim,
         granted: Reserved,
         asked_s: float,
-        clock: LeaseClock,
+        renewals: Renewals,
         ask: Ask,
         on_lost: Callable[[], None],
     ) -> None:
-        self.lost = anyio.Event()
+        self.lost = False
         self.why = ""
         self._claim = claim
-        self._clock = clock
+        self._renewals = renewals
+        self._clock = renewals.clock
         self._ask = ask
         self._on_lost = on_lost
-        self._running = anyio.CancelScope()
-        self._lease = Lease(asked_s, clock.now_s(), granted.reserved_at, granted.lease_expires_at)
+        self._alarm: Alarm[Keeper] | None = None
+        self._running: anyio.CancelScope | None = None
+        self._lease = Lease(asked_s, self._clock.now_s(), granted.reserved_at, granted.lease_expires_at)
 
     def is_lost(self) -> bool:
         """Whether the lease is lost, looking at the clock too."""
         if self._lease.is_over(self._clock.now_s()):
             self._lose(RAN_OUT)
-        return self.lost.is_set()
+        return self.lost
 
     async def freshen(self, budget_ms: int) -> None:
         """Renew a lease at once whose grant was so long in coming that nobody here knows when it began."""
         if self._lease.is_old(self._clock.now_s()):
             await self._renew(budget_ms)
 
+    def start(self) -> None:
+        """Renew the lease from here on until it is lost, or until ``stop``."""
+        self._alarm = self._renewals.watch(self, self._lease.renew_s)
+
+    def stop(self) -> None:
+        """The lease is no longer needed."""
+        if self._running is not None:
+            self._running.cancel()
+        elif self._alarm is not None:
+            self._renewals.forget(self._alarm)
+            self._alarm = None
+
+    def fail(self) -> None:
+        """Nothing will wake it any more."""
+        self._lose(FAILED)
+
     async def run(self) -> None:
-        """Renew the lease until it is lost, or until ``stop``."""
+        """Renew the lease, which is due, until it is lost, or until ``stop``."""
+        if self._alarm is None:
+            return
         try:
-            with self._running:
+            with anyio.CancelScope() as self._running:
                 await self._run()
         except Exception:
-            self._lose("its keeper failed")
+            self.fail()
             raise
 
     async def _run(self) -> None:
@@ -83,13 +146,9 @@ class Keeper:
                 return
             now_s = self._clock.now_s()
             renewed = await self._renew(max(1, int((self._lease.deadline_s - now_s) * 1000)))
-            if self.lost.is_set():
+            if self.lost:
                 return
             next_s = self._lease.renew_s if renewed else self._lease.retry_s(self._clock.now_s())
-
-    def stop(self) -> None:
-        """The lease is no longer needed."""
-        self._running.cancel()
 
     async def _renew(self, budget_ms: int) -> bool:
         """Try to renew once; False where the server could not be asked, or would not."""
@@ -108,7 +167,7 @@ class Keeper:
         return True
 
     def _lose(self, why: str) -> None:
-        if not self.lost.is_set():
+        if not self.lost:
             self.why = why
-            self.lost.set()
+            self.lost = True
             self._on_lost()

@@ -1,57 +1,26 @@
 """One multiplexed connection that comes back by itself.
 
-Callers put calls into a queue; one task owns the connection. It connects when something is wanted, says who it is,
-writes what is queued in as few pieces as possible, and hands answers to whom they belong. When the connection ends,
-what has no answer goes back to the head of the queue and is sent again: every call may be repeated as it stands. A
-caller that is cancelled never tears a frame apart, because callers do not write.
+Callers put calls into a pipeline; one task owns the connection. It connects when something is wanted, says who it is,
+and has the bytes carried both ways. When the connection ends, what has no answer goes back to the head of the queue and
+is sent again: every call may be repeated as it stands.
 """
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 import anyio
-from anyio.abc import ByteStream, SocketAttribute, TaskStatus
+from anyio.abc import ByteStream, TaskStatus
 
+from idemactor.client import forks
 from idemactor.client.backoff import Backoff
-from idemactor.client.errors import (
-    ClientClosed,
-    IdemactorClientError,
-    ProtocolViolation,
-    ServerNotTrusted,
-    Unreachable,
-)
+from idemactor.client.carrier import BROKEN, READ_BYTES, carry
+from idemactor.client.errors import ClientClosed, IdemactorClientError, ServerNotTrusted, Unreachable
 from idemactor.client.flight import Answer, Flight
+from idemactor.client.pipeline import Pipeline
 from idemactor.client.protocol import Protocol, encode_body
 from idemactor.client.results import error_of
-
-READ_BYTES: Final = 262_144
-WRITE_BYTES: Final = 262_144
-"""About how much is handed to the socket at once."""
-
-WAITING_MAX: Final = 1_024
-"""How many reserves may wait on the server at a time. They have a bound of their own: were they among the others,
-they could keep out the commit that they wait for."""
-
-_WATCHES: Final = 4
-"""How often a silence is looked for while it lasts."""
-
-_PING: Final = encode_body("ping", {})
-
-_BROKEN: Final = (
-    OSError,
-    anyio.BrokenResourceError,
-    anyio.ClosedResourceError,
-    anyio.EndOfStream,
-    ProtocolViolation,
-    TimeoutError,
-)
-"""How connections end."""
-
 
 Dial = Callable[[], Awaitable[ByteStream]]
 """Makes a connection; raises OSError where that cannot be."""
@@ -87,103 +56,58 @@ class Link:
         self._token = token
         self._connect_s = connect_ms / 1000
         self._silence_s = silence_ms / 1000
-        self._slots = anyio.Semaphore(in_flight_max)
-        self._waiting = anyio.Semaphore(WAITING_MAX)
-        self._queue: deque[Flight] = deque()
-        self._wanted = anyio.Event()
-        self._on_wire: dict[int, Flight] = {}
-        self._protocol = Protocol()
-        self._heard_at = 0.0
-        self._heard = False
+        self._pipeline = Pipeline(in_flight_max)
+        self.exchange = self._pipeline.exchange
 
     # ---------------------------------------------------------------------------------------------------- for callers
 
-    async def exchange(self, flight: Flight) -> Answer:
-        """Send a call and wait for its answer, over as many connections as it takes.
-
-        Raises:
-            InvalidRequest: It cannot be sent at all.
-            TooLarge: No server would take it.
-        """
-        flight.body = flight.body or encode_body(flight.method, flight.params)
-        slots = self._waiting if flight.waits_ms else self._slots
-        # A place among those that wait is not worth less patience than the waiting itself.
-        flight.wait(True)
-        await slots.acquire()
-        flight.wait(False)
-        flight.slots = slots
-        flight.begin()
-        self._queue.append(flight)
-        self._wanted.set()
-        try:
-            await flight.done.wait()
-        except BaseException:
-            self._leave(flight)
-            raise
-        assert flight.answer is not None
-        return flight.answer
-
     async def adopt(self, flight: Flight) -> Answer | None:
         """The answer to a call whose caller was cancelled; None where the connection ended before it came."""
-        if flight.answer is None and flight.adopted:
-            await flight.done.wait()
+        if flight.adopted:
+            await flight.finished()
         return flight.answer if flight.answer and not isinstance(flight.answer.error, Unreachable) else None
-
-    def _leave(self, flight: Flight) -> None:
-        """The caller is cancelled: what was not sent never will be, what was sent is adopted or forgotten."""
-        if flight.answer is not None:
-            return
-        if flight in self._queue:
-            self._queue.remove(flight)
-            _free(flight)
-        elif flight.kept:
-            flight.adopted = True
-        else:
-            flight.abandoned = True
 
     # ---------------------------------------------------------------------------------------------------- its own task
 
     async def run(self, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Connect whenever something is wanted, and serve until the connection ends; until cancelled."""
-        task_status.started()
         try:
-            await self._run()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._pipeline.deadlines.run)
+                task_status.started()
+                await self._run()
         finally:
-            self._refuse_all(ClientClosed("the client was closed"))
+            self._pipeline.close(ClientClosed("the client was closed"))
 
     async def _run(self) -> None:
         backoff = Backoff()
         while True:
-            await self._demand()
+            await self._pipeline.demand()
             try:
                 with anyio.fail_after(self._connect_s):
                     stream = await self._connect()
             except ssl.SSLCertVerificationError as error:
-                self._refuse_all(ServerNotTrusted(f"the certificate of {self.where} is not trusted: {error}"))
+                untrusted = ServerNotTrusted(f"the certificate of {self.where} is not trusted: {error}")
+                self._pipeline.refuse_all(untrusted)
                 continue
-            except _BROKEN as error:
+            except BROKEN as error:
                 self.trouble = error
                 await anyio.sleep(backoff.next_s())
                 continue
             except IdemactorClientError as error:
                 # The server answers but does not let us in: whoever waits is told why.
-                self._refuse_all(error)
+                self._pipeline.refuse_all(error)
                 continue
             self.trouble = None
             await self._serve(stream)
-            if self._heard:
+            if self._pipeline.heard:
                 backoff.reset()
             await anyio.sleep(backoff.next_s())
-
-    async def _demand(self) -> None:
-        while not self._queue:
-            self._wanted = anyio.Event()
-            await self._wanted.wait()
 
     async def _connect(self) -> ByteStream:
         stream = await self._dial()
         try:
-            self._protocol = Protocol()
+            self._protocol: Protocol[Flight] = Protocol()
             if self._token is not None:
                 await self._authenticate(stream, self._token)
         except BaseException:
@@ -197,143 +121,20 @@ class Link:
         Raises:
             IdemactorClientError: The server does not take the token.
         """
-        _, frame = self._protocol.request(encode_body("auth", {"token": token}))
-        await stream.send(frame)
+        saying = Flight("auth", {"token": token})
+        await stream.send(self._protocol.request(encode_body(saying.method, saying.params), saying))
         while True:
-            for response in self._protocol.receive(await stream.receive(READ_BYTES)):
-                if response.error is None:
+            for _, error, _ in self._protocol.receive(await stream.receive(READ_BYTES)):
+                if error is None:
                     return
-                raise error_of(response.error)
+                raise error_of(error)
 
     async def _serve(self, stream: ByteStream) -> None:
-        self._heard = False
-        self._heard_at = anyio.current_time()
-        number = _share_with_no_child(stream)
+        self._pipeline.connected(self._protocol)
         try:
-            async with anyio.create_task_group() as tasks:
-                for part in (self._read, self._write, self._watch):
-                    tasks.start_soon(_until_broken, part, stream, tasks.cancel_scope, self)
+            with forks.unshared_stream(stream):
+                self.trouble = await carry(stream, self._pipeline, self._silence_s)
         finally:
-            _SOCKETS.discard(number)
-            self._lose()
+            self._pipeline.lose()
             with anyio.CancelScope(shield=True):
                 await anyio.aclose_forcefully(stream)
-
-    async def _write(self, stream: ByteStream) -> None:
-        while True:
-            await self._demand()
-            frames: list[bytes] = []
-            room = WRITE_BYTES
-            now = anyio.current_time()
-            while self._queue and room > 0:
-                flight = self._queue.popleft()
-                msgid, frame = self._protocol.request(flight.body)
-                flight.sent(now)
-                self._on_wire[msgid] = flight
-                frames.append(frame)
-                room -= len(frame)
-            await stream.send(b"".join(frames))
-
-    async def _read(self, stream: ByteStream) -> None:
-        while True:
-            data = await stream.receive(READ_BYTES)
-            self._heard = True
-            self._heard_at = anyio.current_time()
-            for response in self._protocol.receive(data):
-                flight = self._on_wire.pop(response.msgid)
-                error = error_of(response.error) if response.error is not None else None
-                flight.finish(Answer(error, response.result))
-                _free(flight)
-
-    async def _watch(self, _stream: ByteStream) -> None:
-        """A server that hangs, or a network that swallows everything, looks like this: asked, and not a byte."""
-        while True:
-            await anyio.sleep(self._silence_s / _WATCHES)
-            now = anyio.current_time()
-            if now - self._heard_at < self._silence_s:
-                continue
-            if any(now > f.sent_at + self._silence_s + f.waits_ms / 1000 for f in self._on_wire.values()):
-                raise TimeoutError("nothing came after a call was sent")
-            if self._on_wire and not self._queue and all(f.waits_ms for f in self._on_wire.values()):
-                # Who is waited for may be gone: a server that is there answers this.
-                self._queue.append(Flight("ping", {}, abandoned=True, body=_PING))
-                self._wanted.set()
-
-    def _lose(self) -> None:
-        """The connection is over: what somebody still waits for goes out again, in the order in which it was sent."""
-        lost = list(self._on_wire.values())
-        self._on_wire.clear()
-        again: list[Flight] = []
-        for flight in lost:
-            flight.uncertain = True
-            flight.wait(False, spent=self._heard_at > flight.sent_at)
-            if flight.adopted:
-                flight.finish(Answer(Unreachable("the connection ended before the answer came")))
-                _free(flight)
-            elif flight.abandoned:
-                _free(flight)
-            else:
-                again.append(flight)
-        self._queue.extendleft(reversed(again))
-
-    def _refuse_all(self, error: IdemactorClientError) -> None:
-        refused = list(self._queue)
-        self._queue.clear()
-        for flight in refused:
-            flight.finish(Answer(error))
-            _free(flight)
-
-
-async def _until_broken(
-    part: Callable[[ByteStream], Awaitable[None]], stream: ByteStream, scope: anyio.CancelScope, link: Link
-) -> None:
-    """Run one part of a connection; the first that breaks ends the others."""
-    try:
-        await part(stream)
-    except _BROKEN as error:
-        link.trouble = error
-    finally:
-        scope.cancel()
-
-
-def _free(flight: Flight) -> None:
-    slots, flight.slots = flight.slots, None
-    if slots is not None:
-        slots.release()
-
-
-# ----------------------------------------------------------------------------------------------------------------- fork
-
-NO_SOCKET: Final = -1
-"""In the place of a file descriptor."""
-
-_SOCKETS: Final[set[int]] = set()
-"""The sockets of this process, by file descriptor."""
-
-
-def _share_with_no_child(stream: ByteStream) -> int:
-    sock = stream.extra(SocketAttribute.raw_socket, None)
-    if sock is None:
-        return NO_SOCKET
-    number: int = sock.fileno()
-    _SOCKETS.add(number)
-    return number
-
-
-def _drop_inherited() -> None:
-    """In a forked child: let go of the parent's connections, so that the server sees them end when the parent ends.
-
-    The descriptors are replaced and not closed: their owners, copied along with everything else, would close them a
-    second time, when the numbers may long be somebody else's.
-    """
-    if not _SOCKETS:
-        return
-    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for number in _SOCKETS:
-        os.dup2(null, number, inheritable=False)
-    os.close(null)
-    _SOCKETS.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_inherited)

@@ -14,7 +14,7 @@ from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.core.policy import Policy
 from idemactor.errors import StartError
-from idemactor.shard.start import Engines, lost_namespaces, open_engines
+from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
 
 
@@ -26,6 +26,7 @@ def on_disk(
     @asynccontextmanager
     async def opening() -> AsyncIterator[OpenShards]:
         with DataDirectory.open(path, shards) as directory:
+            await settle_journals(directory, durability, 1)
             async with open_engines(directory, durability) as engines:
                 clock = _system_clock(path, [opened.latest_ms for _, opened in engines])
                 await _check_namespaces(path, namespaces, engines, clock.now_ms())

@@ -103,21 +103,20 @@ class Acquisition:
     flight: Flight = field(init=False)
 
     def __post_init__(self) -> None:
-        self.flight = self.sending()
+        self.flight = Flight(self.method, self.params, kept=True)
 
     def sending(self, wait_ms: int = 0) -> Flight:
         """The call, to be sent now."""
-        waiting = {"wait_ms": wait_ms} if wait_ms else {}
-        before = getattr(self, "flight", None)
-        self.flight = Flight(self.method, self.params | waiting, waits_ms=wait_ms, kept=True)
-        self.flight.uncertain = before is not None and before.uncertain
+        before = self.flight
+        if wait_ms or before.sends or before.caller is not None:
+            params = self.params | {"wait_ms": wait_ms} if wait_ms else self.params
+            self.flight = Flight(self.method, params, waits_ms=wait_ms, kept=True, uncertain=before.uncertain)
         return self.flight
 
 
-def acquisition(method: str, given: Mapping[str, Any]) -> Acquisition:
-    """The acquisition that ``given`` (from ``members``) asks for; a request_id is made where none is given."""
-    own = "request_id" not in given
-    params = dict(given)
+def acquisition(method: str, params: dict[str, Any]) -> Acquisition:
+    """The acquisition that ``params`` (from ``members``) ask for; a request_id is added where they have none."""
+    own = "request_id" not in params
     if own:
         params["request_id"] = fresh_request_id()
     return Acquisition(method, params, own)

@@ -6,8 +6,9 @@ any order (contract, 6). A ``Protocol`` lives as long as its connection; what is
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Final
+import functools
+from collections.abc import Collection
+from typing import Any, Final, Generic, TypeVar
 
 import msgpack
 
@@ -23,18 +24,23 @@ MSGID_MAX: Final = 2**32 - 1
 
 RESPONSE: Final = 1
 
+T = TypeVar("T")
+
+Response = tuple[T, Any, Any]
+"""One answer as it came: whose it is, an error (None where there is a result), and a result."""
+
 _RESPONSE_LENGTH: Final = 4
-_HEAD_BYTES_MAX: Final = 16
-"""What precedes the body of a request: the array, its type and its msgid."""
+_HEAD: Final = b"\x94\x00\xce"
+"""An array of four, its type, and the mark of a msgid of four bytes: one length for all of them is quickest made."""
+
+_MSGID_BYTES: Final = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Response:
-    """One answer as it came: ``error`` is None where there is a ``result``."""
-
-    msgid: int
-    error: Any
-    result: Any
+@functools.cache
+def _method(name: str) -> bytes:
+    """A method, and the array of its one parameter."""
+    packed: bytes = msgpack.packb(name)
+    return packed + b"\x91"
 
 
 def encode_body(method: str, params: dict[str, Any]) -> bytes:
@@ -45,39 +51,39 @@ def encode_body(method: str, params: dict[str, Any]) -> bytes:
         TooLarge: No server takes a frame of this size.
     """
     try:
-        body: bytes = msgpack.packb(method) + b"\x91" + msgpack.packb(params, use_bin_type=True)
+        body: bytes = _method(method) + msgpack.packb(params)
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidRequest(Code.INVALID_REQUEST, f"an argument of {method} cannot be sent: {error}") from None
-    if len(body) + _HEAD_BYTES_MAX > FRAME_BYTES_MAX:
+    if len(body) + len(_HEAD) + _MSGID_BYTES > FRAME_BYTES_MAX:
         raise TooLarge(Code.TOO_LARGE, f"a call has at most {FRAME_BYTES_MAX} bytes")
     return body
 
 
-class Protocol:
-    """The calls and answers of one connection."""
+class Protocol(Generic[T]):
+    """The calls of one connection, each with whose it is, and their answers."""
 
     __slots__ = ("_next", "_outstanding", "_unpacker")
 
     def __init__(self) -> None:
         self._next = 0
-        self._outstanding: set[int] = set()
+        self._outstanding: dict[int, T] = {}
         self._unpacker = msgpack.Unpacker(raw=False, unicode_errors="surrogateescape", max_buffer_size=ANSWER_BYTES_MAX)
 
     @property
-    def outstanding(self) -> int:
-        """How many calls have no answer yet."""
-        return len(self._outstanding)
+    def outstanding(self) -> Collection[T]:
+        """Whose calls have no answer yet, in the order in which they were made."""
+        return self._outstanding.values()
 
-    def request(self, body: bytes) -> tuple[int, bytes]:
-        """The msgid and the frame of a call; ``body`` is from ``encode_body``."""
-        while self._next in self._outstanding:
-            self._next = self._next + 1 & MSGID_MAX
+    def request(self, body: bytes, call: T) -> bytes:
+        """The frame of a call; ``body`` is from ``encode_body``."""
         msgid = self._next
+        while msgid in self._outstanding:
+            msgid = msgid + 1 & MSGID_MAX
         self._next = msgid + 1 & MSGID_MAX
-        self._outstanding.add(msgid)
-        return msgid, b"\x94\x00" + msgpack.packb(msgid) + body
+        self._outstanding[msgid] = call
+        return _HEAD + msgid.to_bytes(_MSGID_BYTES, "big") + body
 
-    def receive(self, data: bytes) -> list[Response]:
+    def receive(self, data: bytes) -> list[Response[T]]:
         """The answers that ``data`` completes.
 
         Raises:
@@ -89,11 +95,10 @@ class Protocol:
         except (ValueError, msgpack.UnpackException, RecursionError) as error:
             raise ProtocolViolation("the server sent what is not MessagePack") from error
 
-    def _response(self, message: object) -> Response:
+    def _response(self, message: object) -> Response[T]:
         if not isinstance(message, list) or len(message) != _RESPONSE_LENGTH or message[0] != RESPONSE:
             raise ProtocolViolation("the server sent what is no answer")
         _, msgid, error, result = message
         if type(msgid) is not int or msgid not in self._outstanding:
             raise ProtocolViolation("the server answered what nobody asked")
-        self._outstanding.remove(msgid)
-        return Response(msgid, error, result)
+        return self._outstanding.pop(msgid), error, result

@@ -156,7 +156,7 @@ def as_members(members: object) -> Members:
     Raises:
         ProtocolViolation: It has none.
     """
-    if not isinstance(members, Mapping):
+    if not isinstance(members, dict):
         raise ProtocolViolation("the server's answer is no map")
     return members
 

@@ -2,7 +2,8 @@
 
 A holder that was cancelled must not stay the holder. A commit whose answer did not come is sent again after its caller
 was told so. A reservation whose answer came too late is given back. All of these run in tasks of the client, which no
-caller's cancellation reaches; the caller waits for them as long as it likes.
+caller's cancellation reaches; the caller waits for them as long as it likes. An ending that needs none of this, because
+the server answers at once, is told by its caller's own task, and counts as open meanwhile all the same.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from idemactor.client.errors import (
 from idemactor.client.flight import Flight
 from idemactor.client.params import Acquisition, members
 from idemactor.client.results import Completed, Reserved, Result, result_of
+from idemactor.client.settlement import Settlement
 from idemactor.core.limits import OUTCOME_BYTES_MAX
 from idemactor.core.record import Outcome
 
@@ -67,23 +69,6 @@ class Report:
     found: Result | IdemactorClientError | None
 
 
-class Settlement:
-    """Something that is being settled; ``done`` is set once ``error`` or ``result`` says how it went.
-
-    ``idle`` while there is nothing to settle unless the server grants what its caller no longer waits for, which it
-    never does once the connection is closed (contract, section 3, rule 6).
-    """
-
-    __slots__ = ("calm", "done", "error", "idle", "result")
-
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.calm = anyio.Event()
-        self.idle = False
-        self.error: IdemactorClientError | None = None
-        self.result: Any = None
-
-
 class Settler:
     """Settles in the background; ``tasks`` are the client's."""
 
@@ -101,8 +86,45 @@ class Settler:
 
     def end(self, claim: Claim, ending: Ending) -> Settlement:
         """End an attempt that is known by its token."""
+        settlement = self._opened()
+        if not settlement.over:
+            self._go_on(settlement, claim, ending)
+        return settlement
+
+    async def end_here(self, claim: Claim, ending: Ending, budget_ms: int, cleanup_ms: int) -> Settlement:
+        """The same in the caller's own task, which takes none of the client's as long as the server answers.
+
+        Args:
+            claim: Whose attempt.
+            ending: How it ended.
+            budget_ms: How long the caller waits. What is not over by then goes on in the background.
+            cleanup_ms: How long a caller that is cancelled waits for what then goes on in the background.
+        """
+        settlement = self._opened()
+        if settlement.over:
+            return settlement
+        error: IdemactorClientError | None = None
+        try:
+            settlement.result = await self._end(claim, ending, budget_ms)
+        except OutOfService:
+            self._go_on(settlement, claim, ending)
+            return settlement
+        except IdemactorClientError as refusal:
+            error = refusal
+        except BaseException:
+            self._go_on(settlement, claim, ending)
+            await settlement.wait_shortly(cleanup_ms)
+            raise
+        self._close(settlement, error)
+        return settlement
+
+    def _go_on(self, settlement: Settlement, claim: Claim, ending: Ending) -> None:
+        """End an attempt in the background."""
+        if self._closed:
+            self._close(settlement, ClientClosed(_CLOSED))
+            return
         limit_s = GIVE_BACK_MS / 1000 if isinstance(ending, GiveBack) else math.inf
-        return self._start(lambda _: self._end(claim, ending), limit_s)
+        self._tasks.start_soon(self._run, settlement, lambda _: self._end(claim, ending), limit_s)
 
     def give_back(self, acquisition: Acquisition) -> Settlement:
         """End an attempt that nobody took up, if it was granted at all."""
@@ -125,7 +147,7 @@ class Settler:
         """Wait for what is open, but not for long; what stays open then is lost, and said so."""
         with anyio.move_on_after(patience_ms / 1000, shield=True):
             while busy := self._busy():
-                await busy[0].calm.wait()
+                await busy[0].until_calm()
         self._closed = True
         if busy := self._busy():
             _log.warning("closed with %d operations not settled: their leases will run out", len(busy))
@@ -134,18 +156,27 @@ class Settler:
         return [settlement for settlement in self._open if not settlement.idle]
 
     def _start(self, work: Callable[[Settlement], Awaitable[Any]], limit_s: float) -> Settlement:
+        settlement = self._opened()
+        if not settlement.over:
+            self._tasks.start_soon(self._run, settlement, work, limit_s)
+        return settlement
+
+    def _opened(self) -> Settlement:
         settlement = Settlement()
         if self._closed:
             settlement.error = ClientClosed(_CLOSED)
         elif len(self._open) >= OPEN_MAX:
             settlement.error = Unreachable(f"{OPEN_MAX} operations are not settled yet")
         if settlement.error is not None:
-            settlement.done.set()
-            settlement.calm.set()
-            return settlement
-        self._open.add(settlement)
-        self._tasks.start_soon(self._run, settlement, work, limit_s)
+            settlement.over = True
+        else:
+            self._open.add(settlement)
         return settlement
+
+    def _close(self, settlement: Settlement, error: IdemactorClientError | None) -> None:
+        settlement.error = error
+        self._open.discard(settlement)
+        settlement.change(over=True)
 
     async def _run(self, settlement: Settlement, work: Callable[[Settlement], Awaitable[Any]], limit_s: float) -> None:
         error: IdemactorClientError | None = ClientClosed(_CLOSED)
@@ -161,36 +192,33 @@ class Settler:
             _log.exception("could not settle an operation")
             error = IdemactorClientError(f"could not settle: {mistake!r}")
         finally:
-            settlement.error = error
-            self._open.discard(settlement)
-            settlement.done.set()
-            settlement.calm.set()
+            self._close(settlement, error)
 
     # --------------------------------------------------------------------------------------------------------- the work
 
-    async def _ask(self, method: str, **given: object) -> Result:
-        return result_of(method, await self._caller.ask(Flight(method, members(**given)), None))
+    async def _ask(self, method: str, budget_ms: int | None, **given: object) -> Result:
+        return result_of(method, await self._caller.ask(Flight(method, members(**given)), budget_ms))
 
-    async def _end(self, claim: Claim, ending: Ending) -> Result:
+    async def _end(self, claim: Claim, ending: Ending, budget_ms: int | None = None) -> Result:
         where = {"namespace": claim.namespace, "key": claim.key, "token": claim.token}
         match ending:
             case Commit():
-                return await self._commit(where, ending)
+                return await self._commit(where, ending, budget_ms)
             case GiveBack(keep_evidence=True):
-                return await self._ask("extend", **where, lease_ms=LAPSE_MS)
+                return await self._ask("extend", budget_ms, **where, lease_ms=LAPSE_MS)
             case GiveBack():
-                return await self._ask("release", **where, reason=ending.reason)
+                return await self._ask("release", budget_ms, **where, reason=ending.reason)
             case LeaveInDoubt():
-                return await self._ask("doubt", **where, reason=ending.reason)
+                return await self._ask("doubt", budget_ms, **where, reason=ending.reason)
             case _:
                 assert_never(ending)
 
-    async def _commit(self, where: dict[str, Any], commit: Commit) -> Result:
+    async def _commit(self, where: dict[str, Any], commit: Commit, budget_ms: int | None) -> Result:
         try:
-            return await self._ask("commit", **where, outcome=commit.outcome)
+            return await self._ask("commit", budget_ms, **where, outcome=commit.outcome)
         except TooLarge:
             # A commit never fails because of its outcome: what blocks the key is worth more than what it answers.
-            return await self._ask("commit", **where, outcome=_over_size(commit.outcome))
+            return await self._ask("commit", budget_ms, **where, outcome=_over_size(commit.outcome))
 
     async def _give_back(self, acquisition: Acquisition, settlement: Settlement) -> Result | None:
         try:
@@ -211,17 +239,15 @@ class Settler:
         that who is told "in flight" knows that the first one was not granted before.
         """
         flight = acquisition.flight
-        if not (flight.adopted and flight.waits_ms) or flight.done.is_set():
+        if not (flight.adopted and flight.waits_ms) or flight.answer is not None:
             return None
         again = Flight(acquisition.method, acquisition.params)
         try:
             return result_of(acquisition.method, await self._caller.ask(again, None))
         except InFlightError:
-            settlement.idle = True
-            settlement.calm.set()
-            await flight.done.wait()
-            settlement.idle = False
-            settlement.calm = anyio.Event()
+            settlement.change(idle=True)
+            await flight.finished()
+            settlement.change()
             return None
 
     async def _take_up(self, acquisition: Acquisition) -> Result:

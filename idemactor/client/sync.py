@@ -14,23 +14,20 @@ A thread cannot be cancelled, so that a lost lease only tells the body: see ``ho
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import os
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import CancelledError, Future
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar, Unpack, cast
+from typing import Any, Concatenate, Final, Literal, ParamSpec, Protocol, Self, TypeVar, Unpack, cast
 
 import anyio
-from anyio.from_thread import BlockingPortal
 
 from idemactor.client import client as aio
-from idemactor.client.errors import ClientClosed
+from idemactor.client.bridge import Bridge, Pending
 from idemactor.client.hold import Hold
 from idemactor.client.once import HELD, HoldArguments, Once, check_function, from_json, to_json
 
@@ -38,8 +35,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
-BACKEND: Final = "trio"
-"""Which event loop runs in the client's thread: the one that can also run shards."""
+Backend = Literal["asyncio", "trio"]
+"""Which event loop runs in the client's thread: the one that carries a socket with the least ado, or the one that can
+also run shards."""
 
 
 def _constructing(
@@ -65,7 +63,7 @@ def _making(of: Callable[P, aio.Client]) -> Callable[P, Client]:
     @functools.wraps(of)
     def make(*arguments: P.args, **named: P.kwargs) -> Client:
         client = Client.__new__(Client)
-        client._set_up(lambda: of(*arguments, **named))
+        client._set_up(lambda: of(*arguments, **named), "trio")
         return client
 
     return make
@@ -130,10 +128,11 @@ class Client:
     @_constructing(aio.Client)
     def __init__(self, make: Callable[[], aio.Client]) -> None:
         make()  # A mistake in the arguments shows here, not at the first use.
-        self._set_up(make)
+        self._set_up(make, "asyncio")
 
-    def _set_up(self, make: Callable[[], aio.Client]) -> None:
+    def _set_up(self, make: Callable[[], aio.Client], backend: Backend) -> None:
         self._make = make
+        self._backend: Backend = backend
         self._forget()
         _CLIENTS.add(self)
 
@@ -214,10 +213,10 @@ class Client:
     def close(self) -> None:
         """End the connection and the thread. A later use opens the client again."""
         with self._lock:
-            thread, portal = self._thread, self._portal
+            thread, bridge = self._thread, self._bridge
             self._forget_all_but_the_lock()
-        if thread is not None and portal is not None:
-            portal.start_task_soon(portal.stop, True)
+        if thread is not None and bridge is not None:
+            bridge.stop()
             thread.join()
 
     def _forget(self) -> None:
@@ -226,42 +225,36 @@ class Client:
 
     def _forget_all_but_the_lock(self) -> None:
         self._thread: threading.Thread | None = None
-        self._portal: BlockingPortal | None = None
+        self._bridge: Bridge | None = None
         self._client: aio.Client | None = None
 
-    def _opened(self) -> tuple[BlockingPortal, aio.Client]:
-        portal, client = self._portal, self._client
-        if portal is None or client is None:
+    def _opened(self) -> tuple[Bridge, aio.Client]:
+        bridge, client = self._bridge, self._client
+        if bridge is None or client is None:
             with self._lock:
-                if self._portal is None or self._client is None:
+                if self._bridge is None or self._client is None:
                     self._open()
-                portal, client = self._portal, self._client
-        assert portal is not None
+                bridge, client = self._bridge, self._client
+        assert bridge is not None
         assert client is not None
-        return portal, client
+        return bridge, client
 
     def _open(self) -> None:
-        ready: Future[tuple[BlockingPortal, aio.Client]] = Future()
+        ready: Pending[tuple[Bridge, aio.Client]] = Pending()
         thread = threading.Thread(
             target=anyio.run,
             args=(_serve, self._make, ready),
-            kwargs={"backend": BACKEND},
+            kwargs={"backend": self._backend},
             name="idemactor",
             daemon=True,
         )
         thread.start()
-        self._portal, self._client = ready.result()
+        self._bridge, self._client = ready.wait()
         self._thread = thread
 
-    def _call(self, method: Callable[[aio.Client], Coroutine[Any, Any, R]]) -> R:
-        portal, client = self._opened()
-        future = portal.start_task_soon(method, client)
-        try:
-            return future.result()  # type: ignore[no-any-return]
-        except BaseException:
-            # Ctrl-C comes here, not there: what nobody waits for any more is cancelled, and so given back.
-            future.cancel()
-            raise
+    def _call(self, method: Callable[[aio.Client], Awaitable[R]]) -> R:
+        bridge, client = self._opened()
+        return bridge.call(functools.partial(method, client))
 
 
 class SyncClock:
@@ -283,16 +276,16 @@ class SyncClock:
         return self._client._opened()[1].clock.now_s()
 
 
-async def _serve(make: Callable[[], aio.Client], ready: Future[tuple[BlockingPortal, aio.Client]]) -> None:
-    """The thread's event loop: the client is open until its portal is stopped."""
+async def _serve(make: Callable[[], aio.Client], ready: Pending[tuple[Bridge, aio.Client]]) -> None:
+    """The thread's event loop: the client is open until its bridge is stopped."""
     try:
-        async with make() as client, BlockingPortal() as portal:
-            ready.set_result((portal, client))
-            await portal.sleep_until_stopped()
+        async with make() as client:
+            bridge = Bridge()
+            await bridge.serve(lambda: ready.give((bridge, client)))
     except BaseException as error:
-        if ready.done():
+        if ready.done:
             raise
-        ready.set_exception(error)
+        ready.fail(error)
 
 
 class _Held:
@@ -301,18 +294,17 @@ class _Held:
     def __init__(self, client: Client, make: Callable[[aio.Client], Hold]) -> None:
         self._client = client
         self._make = make
-        self._entered: Future[Hold] = Future()
+        self._entered: Pending[Hold] = Pending()
         self._left: anyio.Event | None = None
         self._how: tuple[type[BaseException] | None, BaseException | None, TracebackType | None] = (None, None, None)
 
     def __enter__(self) -> Hold:
-        portal, client = self._client._opened()
-        self._portal = portal
-        self._task = portal.start_task_soon(self._run, client)
+        self._bridge, client = self._client._opened()
+        self._task = self._bridge.start(functools.partial(self._run, client), self._entered)
         try:
-            return self._entered.result()
+            return self._entered.wait()
         except BaseException:
-            self._task.cancel()
+            self._bridge.soon(self._task.cancel)
             raise
 
     def __exit__(
@@ -320,17 +312,9 @@ class _Held:
     ) -> bool:
         self._how = (kind, error, trace)
         assert self._left is not None
-        # A portal that is stopped takes no more, and has cancelled what it had.
-        with contextlib.suppress(RuntimeError):
-            self._portal.start_task_soon(self._leave)
-        try:
-            return self._task.result()
-        except CancelledError as stopped:
-            raise ClientClosed("the client was closed before its hold was left") from stopped
-
-    async def _leave(self) -> None:
-        assert self._left is not None
-        self._left.set()
+        # A bridge that is stopped takes no more, and has cancelled what it had.
+        self._bridge.soon(self._left.set)
+        return self._task.over.wait()
 
     async def _run(self, client: aio.Client) -> bool:
         self._left = anyio.Event()
@@ -338,10 +322,11 @@ class _Held:
             hold = self._make(client)
             hold.options = replace(hold.options, on_lost="tell")
             await hold.__aenter__()
+            _ = hold.lost  # Made here, by the loop that sets it, and not by a thread that looks at it first.
         except BaseException as error:
-            self._entered.set_exception(error)
+            self._entered.fail(error)
             raise
-        self._entered.set_result(hold)
+        self._entered.give(hold)
         try:
             await self._left.wait()
         except BaseException as error:  # The thread was interrupted before it had its hold, or the client closes.

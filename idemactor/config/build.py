@@ -7,6 +7,7 @@ from typing import Final
 
 from idemactor.config import kinds, model, senders
 from idemactor.config.addresses import parse_address
+from idemactor.config.gateway import build_gateway
 from idemactor.config.section import Section
 from idemactor.config.tree import Problem, Table
 from idemactor.core import limits
@@ -30,13 +31,15 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
         environment: Where the secrets of senders are, by the names that the settings give.
     """
     root = Section(tree, "", problems)
+    tokens = _tokens(root.section("auth"))
     config = model.ServerConfig(
         server=_server(root.section("server")),
         http=_door(root.section("http"), model.HTTP_BIND_DEFAULT),
         rpc=_door(root.section("rpc"), model.RPC_BIND_DEFAULT),
-        tokens=_tokens(root.section("auth")),
+        tokens=tokens,
         namespaces=_namespaces(root.section("namespaces")),
         log=_log(root.section("log")),
+        gateway=_gateway(root.section("gateway"), has_tokens=bool(tokens)),
         sources=senders.sources(root.section("sources"), environment),
     )
     root.close()
@@ -55,22 +58,31 @@ def _server(section: Section) -> model.ServerSection:
         clock_backstep_max_ms=section.read("clock_backstep_max_ms", backstep, default.clock_backstep_max_ms),
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
+        workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
     )
     section.close()
     return server
 
 
 def _door(section: Section, bind_default: tuple[str, ...]) -> model.DoorSection:
+    door = _door_settings(section, bind_default)
+    section.close()
+    return door
+
+
+def _gateway(section: Section, *, has_tokens: bool) -> model.GatewaySection:
+    return build_gateway(section, _door_settings(section, ()), has_tokens=has_tokens)
+
+
+def _door_settings(section: Section, bind_default: tuple[str, ...]) -> model.DoorSection:
     bind = kinds.texts('addresses, "host:port" or "unix:path"', parse_address)
-    door = model.DoorSection(
+    return model.DoorSection(
         bind=section.read("bind", bind, bind_default),
         tls_cert=section.read("tls_cert", kinds.path(), None),
         tls_key=section.read("tls_key", kinds.path(), None),
         client_ca=section.read("client_ca", kinds.path(), None),
         insecure=section.read("insecure", kinds.boolean(), False),
     )
-    section.close()
-    return door
 
 
 def _tokens(section: Section) -> tuple[model.TokenEntry, ...]:

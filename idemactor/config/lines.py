@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable
+from itertools import count
 
 from idemactor.config.tree import SettingPath
 
@@ -25,21 +26,35 @@ class _Walker:
         self._text = text
         self._at = 0
         self._lines: dict[SettingPath, int] = {}
+        self._arrays: dict[SettingPath, int] = {}
 
     def walk(self) -> dict[SettingPath, int]:
         table: SettingPath = ()
         self._skip_blank()
         while self._peek():
             if self._peek() == "[":
-                while self._peek() == "[":
-                    self._at += 1
-                table = self._key(())
-                while self._peek() == "]":
-                    self._at += 1
+                table = self._header()
             else:
                 self._pair(table)
             self._skip_blank()
         return self._lines
+
+    def _header(self) -> SettingPath:
+        """Reads a table's header. A table of an array has its number, from 0, as the last part of its path."""
+        is_array = self._text.startswith("[[", self._at)
+        line = self._text.count("\n", 0, self._at) + 1
+        self._at += 2 if is_array else 1
+        written = self._key(())
+        self._at += 2 if is_array else 1
+        table: SettingPath = ()
+        for depth, part in enumerate(written, 1):
+            table = (*table, part)
+            if is_array and depth == len(written):
+                self._arrays[table] = self._arrays.get(table, -1) + 1
+            if table in self._arrays:
+                table = (*table, str(self._arrays[table]))
+            self._lines.setdefault(table, line)
+        return table
 
     def _peek(self) -> str:
         return self._text[self._at : self._at + 1]
@@ -86,7 +101,8 @@ class _Walker:
         if char == "{":
             self._members("}", lambda: self._pair(path))
         elif char == "[":
-            self._members("]", lambda: self._value(path))
+            numbers = count()
+            self._members("]", lambda: self._value((*path, str(next(numbers)))))
         elif char in _QUOTES:
             self._string()
         else:

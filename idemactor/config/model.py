@@ -13,6 +13,8 @@ from typing import Final
 from idemactor.core import limits
 from idemactor.core.policy import Policy
 from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.proxy.limits import ProxyLimits
+from idemactor.gateway.proxy.routes import Route
 from idemactor.gateway.source import Source
 from idemactor.server.auth import Role
 
@@ -24,6 +26,8 @@ EVICT_AFTER_MS_MIN: Final = 1_000
 EVICT_AFTER_MS_MAX: Final = 7 * limits.DAY_MS
 MAILBOX_DEFAULT: Final = 2 * limits.MAILBOX_COMMANDS_MIN
 MAILBOX_MAX: Final = 1_048_576
+WORKERS_MAX: Final = 64
+"""The most processes that serve one directory: each is connected with every other one."""
 
 HTTP_BIND_DEFAULT: Final = ("127.0.0.1:8787",)
 RPC_BIND_DEFAULT: Final = ("127.0.0.1:8788",)
@@ -58,6 +62,7 @@ class ServerSection:
         clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
         evict_after_ms: How long a shard may be idle before its memory is given back.
         mailbox_max: How many commands may wait for one shard before more are refused.
+        workers: How many processes share the shards among them.
     """
 
     data_dir: Path = Path("data")
@@ -66,6 +71,7 @@ class ServerSection:
     clock_backstep_max_ms: int = limits.CLOCK_BACKSTEP_MS_DEFAULT
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     mailbox_max: int = MAILBOX_DEFAULT
+    workers: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +121,23 @@ class LogSection:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewaySection:
+    """``[gateway]``: the idempotent reverse proxy.
+
+    Attributes:
+        door: Where it listens; without an address there is none.
+        routes: ``[[gateway.routes]]``.
+        trusted: The networks whose ``X-Forwarded-*`` are believed.
+        limits: What requests and upstreams may take.
+    """
+
+    door: DoorSection = field(default_factory=lambda: DoorSection(()))
+    routes: tuple[Route, ...] = ()
+    trusted: tuple[str, ...] = ()
+    limits: ProxyLimits = field(default_factory=ProxyLimits)
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The whole configuration of one server."""
 
@@ -124,4 +147,5 @@ class ServerConfig:
     tokens: tuple[TokenEntry, ...] = ()
     namespaces: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
     log: LogSection = field(default_factory=LogSection)
+    gateway: GatewaySection = field(default_factory=GatewaySection)
     sources: dict[str, Source] = field(default_factory=lambda: dict(SHIPPED))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from idemactor.config.addresses import parse_address
+from idemactor.config.gateway import check_routes, is_guarded
 from idemactor.config.kinds import show
 from idemactor.config.model import DoorSection, ServerConfig
 from idemactor.config.tree import Problem, Table
@@ -17,20 +18,43 @@ def check(config: ServerConfig, tree: Table) -> Iterator[Problem]:
     ``tree`` says where they stand, and which were given: one that was given but wrong is already reported,
     and is not missed here a second time.
     """
+    yield from _check_workers(config, tree)
     yield from _check_binds(config, tree)
     for name, door in _doors(config):
         yield from _check_reach(name, door, tree)
         yield from _check_tls(name, door, tree)
     yield from _check_tokens(config, tree)
+    yield from _check_gateway(config, tree)
     yield from _check_sources(config, tree)
 
 
 def _doors(config: ServerConfig) -> tuple[tuple[str, DoorSection], ...]:
-    return ("http", config.http), ("rpc", config.rpc)
+    return ("http", config.http), ("rpc", config.rpc), ("gateway", config.gateway.door)
+
+
+def _check_gateway(config: ServerConfig, tree: Table) -> Iterator[Problem]:
+    for setting, text in check_routes(config.gateway, config.namespaces, config.sources):
+        yield _problem(tree, setting, text)
+    door = config.gateway.door
+    exposed = any(not parse_address(text).is_loopback for text in door.bind)
+    for number, route in enumerate(config.gateway.routes):
+        if exposed and not door.insecure and not is_guarded(route, config.sources):
+            yield _problem(
+                tree,
+                f"gateway.routes.{number}",
+                "can be used from other machines by anybody: ask for tokens, or take a source that verifies"
+                " signatures, or say gateway.insecure = true",
+            )
+
+
+def _check_workers(config: ServerConfig, tree: Table) -> Iterator[Problem]:
+    shards, workers = config.server.shards, config.server.workers
+    if shards is not None and workers > shards:
+        yield _problem(tree, "server.workers", f"is {workers}, and there are {shards} shards: each worker needs one")
 
 
 def _check_binds(config: ServerConfig, tree: Table) -> Iterator[Problem]:
-    if not config.http.bind and not config.rpc.bind:
+    if not config.http.bind and not config.rpc.bind and not config.gateway.door.bind:
         yield _problem(tree, "http.bind", "is empty, and so is rpc.bind: nobody could reach the server")
     taken: dict[str, str] = {}
     for name, door in _doors(config):
@@ -51,6 +75,8 @@ def _check_reach(name: str, door: DoorSection, tree: Table) -> Iterator[Problem]
         if parse_address(text).is_loopback:
             continue
         exposed = f"{show(text)} can be reached by other machines, and "
+        if not has_credentials and name == "gateway":
+            continue  # Webhooks may prove who sends them by signatures: every route is looked at by itself.
         if not has_credentials:
             yield _problem(
                 tree,

@@ -51,9 +51,10 @@ class Section:
         """The table of that name; an empty one where it is left out, or no table and reported."""
         self._known.append(name)
         found = self._table.members.get(name)
-        if isinstance(found, Leaf):
+        if isinstance(found, Leaf) or (found is not None and found.is_list):
             self.report("must be a table", name)
-        table = found if isinstance(found, Table) else Table(self._table.origin)
+            found = None
+        table = Table(self._table.origin) if found is None else found
         return Section(table, self._dotted(name), self._problems)
 
     def named_sections(self) -> Iterator[tuple[str, Section]]:
@@ -64,6 +65,19 @@ class Section:
                 self.report(f"{show(name)} is no name: it must be {NAME_ALLOWED}", name)
             elif isinstance(self._table.members[name], Table):
                 yield name, section
+
+    def listed_sections(self, name: str) -> Iterator[Section]:
+        """The tables of a list of tables, in order; what is none is reported and left out."""
+        self._known.append(name)
+        found = self._table.members.get(name)
+        if found is None:
+            return
+        if isinstance(found, Leaf) or not found.is_list or not all(number.isdecimal() for number in found.members):
+            self.report(f"must be a list of tables, each under [[{self._dotted(name)}]]", name)
+            return
+        numbered = Section(found, self._dotted(name), self._problems)
+        for number in sorted(found.members, key=int):
+            yield numbered.section(number)
 
     def names(self) -> list[str]:
         """Every member, for a table whose names the user chose and that are no names of ours."""
@@ -77,8 +91,12 @@ class Section:
         """Those of the tables ``names`` that were given; one that is no table is reported and left out."""
         for name in names:
             section = self.section(name)
-            if isinstance(self._table.members.get(name), Table):
+            if self.has_table(name):
                 yield name, section
+
+    def has_table(self, name: str) -> bool:
+        """Was it given, and as a table?"""
+        return isinstance(self._table.members.get(name), Table)
 
     def report(self, text: str, name: str | None = None) -> None:
         """Notes a problem of this table, or of one of its settings; it is placed where that stands."""
@@ -96,5 +114,5 @@ class Section:
                 self.report(f"no such setting; {hint}", name)
 
     def _dotted(self, name: str) -> str:
-        part = name if is_name(name) else show(name)
+        part = name if is_name(name) or name.isdecimal() else show(name)
         return f"{self._setting}.{part}" if self._setting else part

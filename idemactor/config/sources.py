@@ -5,6 +5,7 @@ Nothing is judged here but whether a source can be read at all and whether a var
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import tomllib
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ CLIENT_VARIABLES: Final = frozenset(
 FLAGS: Final[Mapping[str, str]] = {
     "server.data_dir": "--data-dir",
     "server.shards": "--shards",
+    "server.workers": "--workers",
     "http.bind": "--http",
     "rpc.bind": "--rpc",
 }
@@ -83,7 +85,11 @@ def _table(document: Mapping[str, object], path: SettingPath, lines: Mapping[Set
     table = Table(_origin(path, lines, file))
     for name, value in document.items():
         below = (*path, name)
-        if isinstance(value, dict):
+        if isinstance(value, list) and value and all(isinstance(item, dict) for item in value):
+            # By number each of its settings has a name and a line.
+            numbered = {str(number): item for number, item in enumerate(value)}
+            table.members[name] = dataclasses.replace(_table(numbered, below, lines, file), is_list=True)
+        elif isinstance(value, dict):
             table.members[name] = _table(value, below, lines, file)
         else:
             table.members[name] = Leaf(value, _origin(below, lines, file))

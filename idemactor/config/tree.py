@@ -35,10 +35,11 @@ class Leaf:
 
 @dataclass(slots=True)
 class Table:
-    """Settings by name; ``origin`` is where the table is first named."""
+    """Settings by name; ``origin`` is where the table is first named, ``is_list`` a list of tables by their numbers."""
 
     origin: Origin
     members: dict[str, Table | Leaf] = field(default_factory=dict)
+    is_list: bool = False
 
     def put(self, path: SettingPath, leaf: Leaf) -> None:
         """Sets one leaf, over whatever an earlier source said there; makes the tables on the way."""

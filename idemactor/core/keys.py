@@ -82,3 +82,8 @@ def identity_hash(identity: Identity) -> int:
 def shard_of(hashed: int, shards: int) -> int:
     """The shard, from 0 to ``shards - 1``, that holds the identity with this hash."""
     return hashed % shards
+
+
+def worker_of(shard: int, workers: int) -> int:
+    """The worker, from 0 to ``workers - 1``, that owns a shard where several processes serve one directory."""
+    return shard % workers

@@ -30,13 +30,14 @@ _FIELDS: Final = "idemactor_fields"
 _OWN_MEMBERS: Final = frozenset({"at", "level", "event", "logger", "error"})
 
 
-def configure(level: str, *, stream: TextIO | None = None) -> None:
+def configure(level: str, *, stream: TextIO | None = None, worker: int | None = None) -> None:
     """Sends this program's log, from ``level`` ("debug" to "error") up, to ``stream`` (standard error).
 
-    Other libraries keep their own loggers; calling again replaces what was set.
+    Other libraries keep their own loggers; calling again replaces what was set. ``worker`` is which of several
+    processes writes the lines: it is in each of them.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(JsonLines())
+    handler.setFormatter(JsonLines(worker))
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.setLevel(level.upper())
@@ -62,6 +63,10 @@ class JsonLines(logging.Formatter):
     text.
     """
 
+    def __init__(self, worker: int | None = None) -> None:
+        super().__init__()
+        self._worker = worker
+
     def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC)
         line: dict[str, object] = {
@@ -70,6 +75,8 @@ class JsonLines(logging.Formatter):
             "event": record.getMessage(),
             "logger": record.name,
         }
+        if self._worker is not None:
+            line["worker"] = self._worker
         fields: Mapping[str, object] = getattr(record, _FIELDS, {})
         for name, value in fields.items():
             if value is not None:

@@ -89,13 +89,14 @@ class Metrics(Observer, Collector):
         self._opened: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
+        self._gateway: Counter[tuple[str, str, str]] = Counter()
         self._rule_changes = 0
         self._overloaded = 0
         self._notifications = 0
         self._batch_sizes = _Histogram(BATCH_BOUNDS)
         self._commit_s = _Histogram(SECONDS_BOUNDS)
         self._sync_s = _Histogram(SECONDS_BOUNDS)
-        self._standings: Sequence[ShardStanding] = ()
+        self._standings: Sequence[ShardStanding] | None = ()
         self._now_ms = 0
         self.registry = CollectorRegistry()
         self.registry.register(self)
@@ -111,6 +112,11 @@ class Metrics(Observer, Collector):
         """
         self._standings, self._now_ms = standings, now_ms
         return generate_latest(self.registry)
+
+    def counted(self) -> str:
+        """The exposition of what this process counted, without how the shards stand."""
+        self._standings = None
+        return generate_latest(self.registry).decode()
 
     # ------------------------------------------------------------------------------------------------- what happens
 
@@ -166,6 +172,15 @@ class Metrics(Observer, Collector):
     def notification_ignored(self) -> None:
         self._notifications += 1
 
+    def gateway_answered(self, namespace: str, result: str) -> None:
+        self._gateway["answers", namespace, _snake(result)] += 1
+
+    def gateway_settled(self, namespace: str, verdict: str) -> None:
+        self._gateway["verdicts", namespace, verdict] += 1
+
+    def gateway_unprotected(self, namespace: str) -> None:
+        self._gateway["unprotected", namespace, ""] += 1
+
     # ----------------------------------------------------------------------------------------------- put into words
 
     def describe(self) -> Iterable[Metric]:
@@ -184,10 +199,10 @@ class Metrics(Observer, Collector):
         refused = self._refused.items()
         yield _labelled("refused", "Requests that never reached the state table.", ("door", "code"), refused)
         yield from self._connections()
+        yield from self._of_gateway()
         yield from self._shard_events()
-        yield from _shard_gauges(self._standings)
-        yield from _tally_gauges(self._standings)
-        yield _oldest(self._standings, self._now_ms)
+        if self._standings is not None:
+            yield from standing_families(self._standings, self._now_ms)
 
     def _commands(self) -> Metric:
         named = [((_snake(command), _snake(result)), n) for (command, result), n in self._results.items()]
@@ -203,12 +218,24 @@ class Metrics(Observer, Collector):
             gauge.add_metric((door,), count - self._closed[door])
         yield gauge
 
+    def _of_gateway(self) -> Iterator[Metric]:
+        for kind, (label, help_text) in _GATEWAY.items():
+            counts = [
+                ((space, word) if label else (space,), n) for (k, space, word), n in self._gateway.items() if k == kind
+            ]
+            yield _labelled(f"gateway_{kind}", help_text, ("namespace", label) if label else ("namespace",), counts)
+
     def _shard_events(self) -> Iterator[Metric]:
         for event, help_text in _EVENTS.items():
             values = [((str(shard),), n) for (name, shard), n in self._events.items() if name == event]
             yield _labelled(f"shard_{event}", help_text, ("shard",), values)
 
 
+_GATEWAY: Final = {
+    "answers": ("result", "Requests of protected routes, by how their key stood."),
+    "verdicts": ("verdict", "Requests that went to an upstream, by what its answer said of the effect."),
+    "unprotected": ("", "Requests that went to an upstream while no shard answered."),
+}
 _EVENTS: Final = {
     "alarms_swept": "Alarms dealt with.",
     "alarm_failures": "Steps of alarm work that failed.",
@@ -240,6 +267,13 @@ def _labelled(
     for values, count in counts:
         family.add_metric(values, count)
     return family
+
+
+def standing_families(standings: Sequence[ShardStanding], now_ms: int) -> Iterator[Metric]:
+    """The families that say how the shards stand, of whichever process they are."""
+    yield from _shard_gauges(standings)
+    yield from _tally_gauges(standings)
+    yield _oldest(standings, now_ms)
 
 
 def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:

@@ -59,6 +59,15 @@ class Observer:
     def notification_ignored(self) -> None:
         """A MessagePack-RPC notification came; nothing answers those."""
 
+    def gateway_answered(self, namespace: str, result: str) -> None:
+        """A shard told the reverse proxy how a request's key stands; ``result`` is the reply's name."""
+
+    def gateway_settled(self, namespace: str, verdict: str) -> None:
+        """An upstream's answer, or the lack of one, was judged."""
+
+    def gateway_unprotected(self, namespace: str) -> None:
+        """The reverse proxy sent a request on though no shard answered, as its namespace wants it."""
+
 
 class Observers(Observer):
     """Tells several observers, in order."""
@@ -133,6 +142,18 @@ class Observers(Observer):
     def notification_ignored(self) -> None:
         for observer in self._observers:
             observer.notification_ignored()
+
+    def gateway_answered(self, namespace: str, result: str) -> None:
+        for observer in self._observers:
+            observer.gateway_answered(namespace, result)
+
+    def gateway_settled(self, namespace: str, verdict: str) -> None:
+        for observer in self._observers:
+            observer.gateway_settled(namespace, verdict)
+
+    def gateway_unprotected(self, namespace: str) -> None:
+        for observer in self._observers:
+            observer.gateway_unprotected(namespace)
 
 
 NOBODY = Observer()

@@ -107,7 +107,7 @@ class Authenticator:
     ) -> None:
         self._policies = policies
         self._resolver = resolver
-        self._watch = watch
+        self.watch = watch
         self._known = [(bytes(entry.sha256), self._principal_of(entry)) for entry in entries]
         everyone = self._principal(TENANT_DEFAULT, None, Role.OPERATOR)
         self.anonymous: Principal | None = None if self._known else everyone
@@ -161,7 +161,7 @@ class Authenticator:
 
     def _principal(self, tenant: str, namespaces: frozenset[str] | None, role: Role) -> Principal:
         scopes = {
-            name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver, self._watch)
+            name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver, self.watch)
             for name, policy in self._policies.items()
             if role is not Role.METRICS and (namespaces is None or name in namespaces)
         }

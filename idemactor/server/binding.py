@@ -40,6 +40,10 @@ class SocketListener:
     def address(self) -> str:
         return self._address
 
+    def keep_file(self) -> None:
+        """Closing leaves a Unix socket's file where it is: it is that of another process, which bound it."""
+        self._unix_file = None
+
     async def accept(self) -> trio.abc.Stream:
         sock, _ = await self._socket.accept()
         stream = trio.SocketStream(sock)
@@ -49,7 +53,11 @@ class SocketListener:
         return trio.SSLStream(stream, self._tls, server_side=True, https_compatible=True)
 
     def close(self) -> None:
-        self._socket.close()
+        if trio.lowlevel.in_trio_run():
+            self._socket.close()
+        elif self._socket.fileno() >= 0:
+            # A process that binds for others has no loop that it would have to tell.
+            os.close(self._socket.detach())
         if self._unix_file is not None and _identity(self._address) == self._unix_file:
             # Only our own file: whoever bound the path anew after us keeps theirs.
             Path(self._address.removeprefix(_UNIX_PREFIX)).unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 
 from idemactor.core.policy import Policy
@@ -10,6 +10,8 @@ from idemactor.gateway.source import Source
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
+from idemactor.server.lane import Lane
+from idemactor.server.shard_map import ALONE, ShardMap
 from idemactor.shard.router import Router
 
 
@@ -24,6 +26,10 @@ class ServerContext:
         observer: Sees what happens at the doors.
         metrics: What ``/metrics`` shows; it should be among those that ``observer`` tells.
         now_ms: The shards' clock, milliseconds since the epoch.
+        shard_map: Which process owns which shard, and where it listens.
+        reports: Asks every worker for the text of its metrics, None for one that does not answer; None: there is only
+            this process.
+        lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
         sources: The kinds of sender that are known, by name.
     """
@@ -34,5 +40,8 @@ class ServerContext:
     observer: Observer
     metrics: Metrics
     now_ms: Callable[[], int]
+    shard_map: ShardMap = ALONE
+    reports: Callable[[], Awaitable[dict[int, str | None]]] | None = None
+    lane: Lane | None = None
     draining: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)

@@ -65,6 +65,7 @@ def build_app(context: ServerContext) -> QuartTrio:
     _route(app, "GET", "/v1/<namespace>/incidents", partial(views.listing, "incidents"))
     _route(app, "POST", "/v1/<namespace>/incidents/<incident_id>/acknowledge", views.acknowledge)
     _route(app, "GET", "/v1/<namespace>/policy", views.policy)
+    _route(app, "GET", "/v1/shards", views.shards)
     # A gateway asks with its own method or with that of the request that it asks about.
     _route(app, None, "/v1/<namespace>/authorize", partial(views.forward_auth, http_authorize.authorize))
     _route(app, None, "/v1/<namespace>/verdict", partial(views.forward_auth, http_authorize.verdict))
@@ -178,6 +179,9 @@ class _Views:
     async def policy(self, namespace: str) -> Response:
         return _response(told(operations.policy(self._scope(namespace, "policy"))))
 
+    async def shards(self) -> Response:
+        return _response(told(operations.shards(self._context, self._principal())))
+
     # ------------------------------------------------------------------------------------------------- the server's own
 
     async def livez(self) -> Response:
@@ -195,9 +199,7 @@ class _Views:
     async def metrics(self) -> Response:
         if not self._principal().may_read_metrics:
             raise forbidden("this token does not read metrics")
-        standings = await operations.inspect_shards(self._context)
-        exposition = self._context.metrics.render(standings, self._context.now_ms())
-        return Response(exposition, content_type=METRICS_TYPE)
+        return Response(await operations.exposition(self._context), content_type=METRICS_TYPE)
 
     async def openapi(self) -> Response:
         return _response(told(self._document))

@@ -35,7 +35,7 @@ class FastDoor:
         self._context = context
         self._guarded = guarded
         self._limits = limits or FastLimits()
-        self._lane = Lane(context.router.route)
+        self._lane = context.lane or Lane(context.router.route)
         self._heads = Heads()
         self._connections: set[FastConnection] = set()
 
@@ -52,6 +52,9 @@ class FastDoor:
     @contextlib.asynccontextmanager
     async def lane(self) -> AsyncIterator[None]:
         """Runs the task that reads for the door's plain connections; ``handle`` needs it."""
+        if self._lane is self._context.lane:
+            yield
+            return
         async with trio.open_nursery() as nursery:
             await nursery.start(self._lane.run)
             yield

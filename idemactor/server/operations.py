@@ -24,6 +24,7 @@ from idemactor.core.queries import (
 )
 from idemactor.core.replies import Overloaded, Unavailable
 from idemactor.errors import InvalidRequest, RequestError
+from idemactor.observability.merge import merged
 from idemactor.observability.metrics import ShardStanding
 from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
@@ -181,6 +182,19 @@ def _text(members: dict[str, object], name: str, dialect: Dialect) -> str:
 # --------------------------------------------------------------------------------------------------------- questions
 
 
+def shards(context: ServerContext, principal: Principal | None) -> dict[str, object]:
+    """The shard map.
+
+    Raises:
+        RequestError: UNAUTHENTICATED or FORBIDDEN.
+    """
+    if principal is None:
+        raise unauthenticated()
+    if principal.role is Role.METRICS:
+        raise forbidden("this token only reads metrics")
+    return context.shard_map.body(principal.tenant)
+
+
 def policy(scope: Scope) -> dict[str, object]:
     """The published expiry policy of a namespace."""
     return policy_body(scope.namespace, scope.policy)
@@ -281,6 +295,14 @@ async def inspect_shards(context: ServerContext) -> list[ShardStanding]:
         )
         for shard, reply in zip(context.router.shards, replies, strict=True)
     ]
+
+
+async def exposition(context: ServerContext) -> bytes:
+    """The metrics: of this process, or of all workers."""
+    standings = await inspect_shards(context)
+    if context.reports is None:
+        return context.metrics.render(standings, context.now_ms())
+    return merged(await context.reports(), standings, context.now_ms())
 
 
 def _inspected(replies: Replies) -> Inspected | None:

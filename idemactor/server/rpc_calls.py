@@ -201,6 +201,11 @@ class RpcCalls:
         _refuse_members(request.params)
         self._say(request.msgid, operations.policy(scope))
 
+    def _shards(self, request: Request) -> None:
+        told = operations.shards(self._context, self._principal)
+        _refuse_members(request.params)
+        self._say(request.msgid, told)
+
     def _batched(self, request: Request) -> None:
         batch = operations.Batch.read(self._context, self._principal, request.params, Dialect.MSGPACK)
         for error in batch.errors:
@@ -245,6 +250,7 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
     "auth": RpcCalls._auth,
     "key": RpcCalls._key,
     "policy": RpcCalls._policy,
+    "shards": RpcCalls._shards,
     "batch": RpcCalls._batched,
     **dict.fromkeys(operations.QUESTIONS, RpcCalls._listing),
 }

@@ -24,7 +24,7 @@ class RpcDoor:
 
     def __init__(self, context: ServerContext, limits: RpcLimits | None = None) -> None:
         self._context = context
-        self._lane = Lane(context.router.route)
+        self._lane = context.lane or Lane(context.router.route)
         self._limits = limits or RpcLimits()
         self._connections: set[RpcConnection] = set()
         self._listeners: Sequence[Listener] = ()
@@ -55,6 +55,9 @@ class RpcDoor:
     @contextlib.asynccontextmanager
     async def lane(self) -> AsyncIterator[None]:
         """Runs the task that reads for the door's plain connections; ``handle`` needs it."""
+        if self._lane is self._context.lane:
+            yield
+            return
         async with trio.open_nursery() as nursery:
             await nursery.start(self._lane.run)
             yield

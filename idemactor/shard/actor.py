@@ -141,6 +141,7 @@ class Shard:
         self._spoilt = False
         self._fenced = False
         self._closing = False
+        self._impatient = False
         self._used_at = clock.now_ms()
         self._asleep = Inspected((), None, 0, 0)
 
@@ -160,9 +161,14 @@ class Shard:
         """Whether the shard is loaded."""
         return self._ledger is not None
 
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits, now and from now on, and go on serving."""
+        self._impatient = True
+        self._mailbox.ring()
+
     def close(self) -> None:
         """Answer everything that is in the mailbox and everyone who waits, then let ``run`` return."""
-        self._closing = True
+        self._closing = self._impatient = True
         self._mailbox.ring()
 
     # --------------------------------------------------------------------------------------------------- its own task
@@ -248,7 +254,7 @@ class Shard:
                 commands.append((envelope, cast("Command", command)))
         identities = [command.identity for _, command in commands]
         if ledger.waiting:
-            identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._closing else turn.now))
+            identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._impatient else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
         if turn.due:
@@ -256,7 +262,7 @@ class Shard:
         for envelope, command in commands:
             ledger.apply(envelope, command)
         if ledger.waiting:
-            ledger.time_out(everyone=self._closing)
+            ledger.time_out(everyone=self._impatient)
 
     async def _load(
         self, ledger: Ledger[Envelope], identities: list[Identity], turn: _Turn

@@ -3,28 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
+from idemactor.core.commands import Accept, Reserve
 from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Query
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
-from idemactor.shard.actor import Shard
 from idemactor.shard.mailbox import Envelope
 
 OVERLOADED_RETRY_MS: Final = 1_000
 """When a caller may try again that found a mailbox full, or the server shutting down."""
 
 
+class Place(Protocol):
+    """Where the commands of one shard go: the shard, or the way to the process that owns it."""
+
+    number: int
+
+    def submit(self, envelopes: Sequence[Envelope]) -> int:
+        """Take commands, in order; returns how many there was room for."""
+
+    @property
+    def queue_depth(self) -> int:
+        """Commands that wait in the mailbox."""
+
+    @property
+    def quarantined(self) -> bool:
+        """Whether it cannot be read, or not be reached."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it is loaded."""
+
+    def stop_waiting(self) -> None:
+        """Answer everyone who waits, and let nobody wait from here on."""
+
+    def close(self) -> None:
+        """Answer what was taken, and take nothing new."""
+
+    async def run(self) -> None:
+        """Serve until ``close``."""
+
+
 class Router:
     """Takes commands from the doors and puts them into the mailboxes of the shards that own their keys."""
 
-    def __init__(self, shards: Sequence[Shard], observer: Observer) -> None:
+    def __init__(self, shards: Sequence[Place], observer: Observer) -> None:
         self.shards = tuple(shards)
         self._observer = observer
         self._closing = False
+        self._settling_only = False
 
     def route(self, envelopes: Sequence[Envelope]) -> None:
         """Send commands to their shards, in order. What finds no room is answered ``overloaded`` before this returns.
@@ -40,6 +71,9 @@ class Router:
         for envelope in envelopes:
             command = envelope.command
             assert not isinstance(command, Query)
+            if self._settling_only and isinstance(command, Reserve | Accept):
+                self._overloaded([envelope])
+                continue
             shard = shard_of(identity_hash(command.identity), count)
             by_shard.setdefault(shard, []).append(envelope)
         for shard, batch in by_shard.items():
@@ -51,6 +85,12 @@ class Router:
             self._overloaded([envelope])
         else:
             self._submit(shard, [envelope])
+
+    def settle_only(self) -> None:
+        """Grant nothing any more, and let nobody wait: what is under way may still be told to have ended."""
+        self._settling_only = True
+        for shard in self.shards:
+            shard.stop_waiting()
 
     def close(self) -> None:
         """Take nothing new; what was taken is answered, and everyone who waits is answered at once."""

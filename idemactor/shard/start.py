@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Final, TypeAlias
 
 import trio
@@ -29,16 +30,25 @@ UNCONFIGURED: Final = Policy()
 
 
 @contextlib.asynccontextmanager
-async def open_engines(directory: DataDirectory, durability: Durability) -> AsyncIterator[Engines]:
-    """Open every shard behind the directory's journal; all are closed in the end, whoever had them meanwhile.
+async def open_engines(
+    directory: DataDirectory, durability: Durability, shards: Iterable[int] | None = None
+) -> AsyncIterator[Engines]:
+    """Open shards behind their journals; all are closed in the end, whoever had them meanwhile.
+
+    Args:
+        directory: Theirs.
+        durability: Of the journals.
+        shards: Which ones, in order; None: all of them.
 
     Raises:
         StartError: One cannot be opened; the message says the way out.
     """
-    journal = Journal(JournalFile(directory.journal_path, durability))
+    journals: dict[Path, Journal] = {}
     engines: list[tuple[Engine, Opened]] = []
     try:
-        for shard in range(directory.shards):
+        for shard in range(directory.shards) if shards is None else shards:
+            path = directory.journal_path(shard)
+            journal = journals.get(path) or journals.setdefault(path, Journal(JournalFile(path, durability)))
             # Whatever the durability, the file's own is full: the journal lets go of what a shard's file has.
             file = SqliteEngine(directory.engine_path(shard), shard=shard, shards=directory.shards)
             engine = JournaledEngine(shard, file, journal)
@@ -51,7 +61,24 @@ async def open_engines(directory: DataDirectory, durability: Durability) -> Asyn
         with trio.CancelScope(shield=True):
             for opened, _ in engines:
                 await opened.close()
-            await journal.close()
+            for journal in journals.values():
+                await journal.close()
+
+
+async def settle_journals(directory: DataDirectory, durability: Durability, workers: int) -> None:
+    """Where another number of workers served the directory last: bring its journals into the files, make new ones.
+
+    It may be interrupted at any step, and is then done again: until the directory names the new journals, the old ones
+    count, and the files hold nothing that these do not know.
+
+    Raises:
+        StartError: A shard cannot be opened, or the directory cannot be written.
+    """
+    if directory.workers == workers:
+        return
+    async with open_engines(directory, durability) as engines:
+        ends = {shard: opened.journal_seq for shard, (_, opened) in enumerate(engines)}
+    directory.hand_out_journals(workers, ends)
 
 
 def with_remains(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -18,11 +18,20 @@ from urllib.parse import quote
 
 import apsw
 
-from idemactor.core.keys import Identity, identity_hash, shard_of
+from idemactor.core.keys import Identity, identity_hash, shard_of, worker_of
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import check_sql, journal_file, schema
-from idemactor.storage.directory import LOCK_NAME, META_NAME, explain, lock, lock_name, read_meta, shard_name
-from idemactor.storage.journal_file import NAME as JOURNAL_NAME
+from idemactor.storage.directory import (
+    LOCK_NAME,
+    META_NAME,
+    Meta,
+    explain,
+    journal_name,
+    lock,
+    lock_name,
+    read_meta,
+    shard_name,
+)
 from idemactor.storage.journal_file import Held
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.sqlite_create import check_version
@@ -104,10 +113,11 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
         raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
     reports: list[ShardReport] = []
     findings: list[Finding] = []
-    journal = _journal(path / JOURNAL_NAME, findings)
+    journals = {name: _journal(path / name, findings) for name in _journal_names(meta)}
     for shard in range(meta.shards):
         _lock_if_there(path / lock_name(shard), locks)
         try:
+            journal = journals[journal_name(worker_of(shard, meta.workers), meta.workers)]
             held = journal.get(shard, Held()) if journal is not None else None
             checked = _Shard(path / shard_name(shard), shard, meta.shards, held)
             report = checked.run()
@@ -116,13 +126,30 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
             continue
         findings += checked.findings
         reports.append(report)
-    for stranger in sorted(shard for shard in journal or {} if shard >= meta.shards):
-        what = f"{JOURNAL_NAME} has batches of shard {stranger}, which is none of the {meta.shards} shards"
-        findings.append(Finding(None, Severity.ERROR, what))
+    findings += _strangers(path, meta, journals)
+    return Report(path, tuple(reports), tuple(findings))
+
+
+def _journal_names(meta: Meta) -> list[str]:
+    return [journal_name(worker, meta.workers) for worker in range(meta.workers)]
+
+
+def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:
+    """Batches and files that belong to nobody here."""
+    for worker, name in enumerate(_journal_names(meta)):
+        for shard in sorted(journals[name] or {}):
+            if shard >= meta.shards:
+                what = f"{name} has batches of shard {shard}, which is none of the {meta.shards} shards"
+                yield Finding(None, Severity.ERROR, what)
+            elif worker_of(shard, meta.workers) != worker:
+                what = f"{name} has batches of shard {shard}, which is another worker's"
+                yield Finding(None, Severity.ERROR, what)
     known = {shard_name(shard) for shard in range(meta.shards)}
     for extra in sorted({file.name for file in path.glob("shard-*.db")} - known):
-        findings.append(Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards"))
-    return Report(path, tuple(reports), tuple(findings))
+        yield Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards")
+    for extra in sorted({file.name for file in path.glob("journal*.db")} - journals.keys()):
+        what = f"{extra} is of another number of workers than the {meta.workers} of before, and not needed any more"
+        yield Finding(None, Severity.WARNING, what)
 
 
 def _lock_if_there(path: Path, locks: contextlib.ExitStack) -> None:

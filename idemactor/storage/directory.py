@@ -17,13 +17,15 @@ import json
 import os
 import random
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
 
 import apsw
 
+from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
@@ -39,10 +41,14 @@ SHARDS_MAX: Final = 1024
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
 from the end of SQLite's integers (63 bits)."""
+ORPHANS_MS_MAX: Final = 10_000
+"""How long a start waits for the workers of a server that was killed: they die with it, but each in its own time."""
+ORPHANS_POLL_MS: Final = 5
 DIRECTORY_MODE: Final = 0o700
 """Keys and outcomes are nobody else's business."""
 FILE_MODE: Final = 0o600
 
+_MS_PER_S: Final = 1_000
 _WAYS_OUT: Final = {
     errno.EACCES: "this user may not use it; give it to the user that runs idemactor",
     errno.EPERM: "this user may not use it; give it to the user that runs idemactor",
@@ -65,10 +71,17 @@ _NETWORK: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Meta:
-    """What ``idemactor.json`` says: the number of shards, and when the directory was made (ms since the epoch)."""
+    """What ``idemactor.json`` says.
+
+    Attributes:
+        shards: How many there are.
+        created_ms: When the directory was made, milliseconds since the epoch.
+        workers: How many processes served it last: each has a journal of its own.
+    """
 
     shards: int
     created_ms: int
+    workers: int = 1
 
 
 class DataDirectory:
@@ -78,15 +91,18 @@ class DataDirectory:
         self.path = path
         self.shards = meta.shards
         self.created_ms = meta.created_ms
+        self._meta = meta
         self._locks = locks
 
     @classmethod
-    def open(cls, path: Path, shards: int | None = None) -> DataDirectory:
+    def open(cls, path: Path, shards: int | None = None, *, workers: int = 1) -> DataDirectory:
         """Take a data directory, made anew where there is none.
 
         Args:
             path: The directory.
             shards: What the configuration says, None where it says nothing: the directory's own, 4 for a new one.
+            workers: How many processes are to serve it. One owns every shard from here on; of several each takes its
+                own, see ``claim``.
 
         Raises:
             StartError: It cannot be used; the message says the way out.
@@ -95,7 +111,9 @@ class DataDirectory:
             raise StartError(f"shards is 1 to {SHARDS_MAX}, not {shards}")
         with contextlib.ExitStack() as locks:
             try:
-                meta = _take(path, shards, locks)
+                meta = _take(path, shards, workers, locks)
+                if workers == 1:
+                    _claim(path, range(meta.shards), locks)
             except OSError as error:
                 raise explain(path, error) from error
             except apsw.FullError as error:
@@ -112,9 +130,57 @@ class DataDirectory:
         return self.path / shard_name(shard)
 
     @property
-    def journal_path(self) -> Path:
-        """The database file of the journal that all shards share."""
-        return self.path / JOURNAL_NAME
+    def workers(self) -> int:
+        """How many journals there are: one for each process that served the directory last."""
+        return self._meta.workers
+
+    def journal_path(self, shard: int) -> Path:
+        """The database file of the journal of a shard's worker."""
+        return self.path / journal_name(worker_of(shard, self.workers), self.workers)
+
+    def reread(self) -> None:
+        """Another process of the same owner may have handed out journals.
+
+        Raises:
+            StartError: See ``read_meta``.
+            OSError: See ``read_meta``.
+        """
+        self._meta = read_meta(self.path) or self._meta
+
+    def claim(self, shards: Iterable[int]) -> None:
+        """Own shards of a directory that several processes serve, until it is closed.
+
+        Raises:
+            StartError: Another process owns one of them.
+        """
+        try:
+            _claim(self.path, shards, self._locks)
+        except OSError as error:
+            raise explain(self.path, error) from error
+
+    def hand_out_journals(self, workers: int, ends: Mapping[int, int]) -> None:
+        """Give each of ``workers`` processes an empty journal of its own, whenever the power goes.
+
+        Args:
+            workers: How many from now on. No journal may be open, and the shards' files have everything.
+            ends: By shard, the number of the latest batch that its file includes.
+
+        Raises:
+            StartError: It cannot be written; the journals of before are still good.
+        """
+        before = self._meta
+        try:
+            for worker in range(workers):
+                own = {shard: end for shard, end in ends.items() if worker_of(shard, workers) == worker}
+                create_journal(self.path / journal_name(worker, workers), own)
+            self._meta = replace(before, workers=workers)
+            _write_meta(self.path, self._meta)
+        except OSError as error:
+            raise explain(self.path, error) from error
+        except apsw.Error as error:
+            raise StartError(f"data directory {self.path} cannot be given its journals: {error}") from error
+        if before.workers != workers:
+            _remove_journals(self.path, before.workers)
 
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
@@ -139,7 +205,24 @@ def lock_name(shard: int) -> str:
     return f"shard-{shard:04d}.lock"
 
 
-def _take(path: Path, shards: int | None, locks: contextlib.ExitStack) -> Meta:
+def journal_name(worker: int, workers: int) -> str:
+    """The name of a worker's journal; no two numbers of workers share a name."""
+    return JOURNAL_NAME if workers == 1 else f"journal-{worker}-of-{workers}.db"
+
+
+def _remove_journals(path: Path, workers: int) -> None:
+    """Remove those of another number of workers: nothing is in them that the shards' files do not have."""
+    for worker in range(workers):
+        for suffix in ("", "-wal", "-shm"):
+            (path / (journal_name(worker, workers) + suffix)).unlink(missing_ok=True)
+
+
+def _claim(path: Path, shards: Iterable[int], locks: contextlib.ExitStack) -> None:
+    for shard in shards:
+        locks.callback(os.close, take_lock(path / lock_name(shard)))
+
+
+def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack) -> Meta:
     if not path.exists():
         path.mkdir(mode=DIRECTORY_MODE, parents=True)
         sync_directory(path.parent)
@@ -147,25 +230,31 @@ def _take(path: Path, shards: int | None, locks: contextlib.ExitStack) -> Meta:
         raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
     locks.callback(os.close, take_lock(path / LOCK_NAME))
     meta = read_meta(path)
+    count = meta.shards if meta is not None else SHARDS_DEFAULT if shards is None else shards
+    if workers > count:
+        raise StartError(
+            f"data directory {path} has {count} shards and {workers} workers are to serve it: each needs a shard of its"
+            f" own; set workers to at most {count}"
+        )
     if meta is None:
-        meta = _create(path, SHARDS_DEFAULT if shards is None else shards)
+        meta = _create(path, count)
     if shards is not None and shards != meta.shards:
         raise StartError(
             f"data directory {path} has {meta.shards} shards and the configuration says {shards}; the number is fixed"
             f" when a directory is made: set shards = {meta.shards}, leave it out, or name a new directory"
         )
-    if not (path / JOURNAL_NAME).is_file():
-        raise StartError(
-            f"data directory {path} has lost {JOURNAL_NAME}; put it back from a backup: it may hold what the shards'"
-            " files do not have yet"
-        )
+    for name in (journal_name(worker, meta.workers) for worker in range(meta.workers)):
+        if not (path / name).is_file():
+            raise StartError(
+                f"data directory {path} has lost {name}; put it back from a backup: it may hold what the shards'"
+                " files do not have yet"
+            )
     for shard in range(meta.shards):
         if not (path / shard_name(shard)).is_file():
             raise StartError(
                 f"data directory {path} has lost {shard_name(shard)}; put it back from a backup:"
                 " an empty one would forget its keys"
             )
-        locks.callback(os.close, take_lock(path / lock_name(shard)))
     return meta
 
 
@@ -191,20 +280,38 @@ def take_lock(path: Path) -> int:
 
 
 def lock(descriptor: int, path: Path) -> None:
-    """Lock an open lock file without waiting.
+    """Lock an open lock file; wait only where whoever locked it is dead, and its workers are about to be.
 
     Raises:
         StartError: Another process holds it; the message names it where that is known.
         OSError: The file system cannot lock.
     """
+    end = time.monotonic() + ORPHANS_MS_MAX / _MS_PER_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            pid = os.pread(descriptor, 32, 0).strip().decode("ascii", "replace")
+            if time.monotonic() > end or not _is_gone(pid):
+                holder = f"process {pid}" if pid.isdigit() else "another process"
+                raise StartError(
+                    f"data directory {path.parent} is in use by {holder} ({path.name} is locked); stop it first"
+                ) from None
+        time.sleep(ORPHANS_POLL_MS / _MS_PER_S)
+
+
+def _is_gone(pid: str) -> bool:
+    """Whether there is no such process any more."""
+    if not pid.isdigit():
+        return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        pid = os.pread(descriptor, 32, 0).strip().decode("ascii", "replace")
-        holder = f"process {pid}" if pid.isdigit() else "another process"
-        raise StartError(
-            f"data directory {path.parent} is in use by {holder} ({path.name} is locked); stop it first"
-        ) from None
+        os.kill(int(pid), 0)
+    except (ProcessLookupError, OverflowError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def read_meta(path: Path) -> Meta | None:
@@ -221,6 +328,7 @@ def read_meta(path: Path) -> Meta | None:
     try:
         content = json.loads(text)
         layout, shards, created_ms = content["format"], content["shards"], content["created_ms"]
+        workers = content.get("workers", 1)
     except (ValueError, TypeError, KeyError):
         raise StartError(f"{path / META_NAME} is damaged; put it back from a backup") from None
     if layout != META_FORMAT:
@@ -228,9 +336,10 @@ def read_meta(path: Path) -> Meta | None:
             f"data directory {path} has format {layout}, this release knows {META_FORMAT};"
             " start the release that wrote it"
         )
-    if type(shards) is not int or type(created_ms) is not int or not 1 <= shards <= SHARDS_MAX:
+    numbers = type(shards) is int and type(created_ms) is int and type(workers) is int
+    if not numbers or not 1 <= workers <= shards <= SHARDS_MAX:
         raise StartError(f"{path / META_NAME} is damaged; put it back from a backup")
-    return Meta(shards, created_ms)
+    return Meta(shards, created_ms, workers)
 
 
 def _create(path: Path, shards: int) -> Meta:
@@ -239,11 +348,17 @@ def _create(path: Path, shards: int) -> Meta:
     first_seq = _first_seq()
     for shard in range(shards):
         create_file(path / shard_name(shard), shard, shards, first_seq)
-    create_journal(path / JOURNAL_NAME, shards, first_seq)
+    create_journal(path / JOURNAL_NAME, dict.fromkeys(range(shards), first_seq))
     meta = Meta(shards, time.time_ns() // 1_000_000)
-    content = {"format": META_FORMAT, "shards": meta.shards, "created_ms": meta.created_ms}
-    _write_whole(path / META_NAME, json.dumps(content).encode() + b"\n")
+    _write_meta(path, meta)
     return meta
+
+
+def _write_meta(path: Path, meta: Meta) -> None:
+    content = {"format": META_FORMAT, "shards": meta.shards, "created_ms": meta.created_ms}
+    if meta.workers > 1:
+        content["workers"] = meta.workers
+    _write_whole(path / META_NAME, json.dumps(content).encode() + b"\n")
 
 
 def _first_seq() -> int:

@@ -11,6 +11,7 @@ another directory, and nothing is lost without a word.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,8 +48,7 @@ KIND: Final = Kind("a journal", APPLICATION_ID, FORMAT, _DDL)
 
 _INSERT_FIRST: Final = """
 INSERT INTO state (one, recoveries) VALUES (1, 0);
-WITH RECURSIVE numbers (shard) AS (SELECT 0 UNION ALL SELECT shard + 1 FROM numbers WHERE shard + 1 < ?1)
-INSERT INTO shards (shard, dropped) SELECT shard, ?2 FROM numbers WHERE shard < ?1;
+INSERT INTO shards (shard, dropped) SELECT value ->> 0, value ->> 1 FROM json_each(?1);
 """
 _INSERT: Final = "INSERT INTO batches (seq, shard, previous, body) VALUES (?, ?, ?, ?)"
 _DROP: Final = (
@@ -130,9 +130,14 @@ class Held:
         return lacking
 
 
-def create_journal(path: Path, shards: int = 0, first_seq: int = 0) -> None:
-    """Make an empty journal at ``path``, see ``sqlite_create.create``; its numbers begin behind ``first_seq``."""
-    create(path, KIND, _INSERT_FIRST, (shards, first_seq))
+def create_journal(path: Path, ends: Mapping[int, int] | None = None) -> None:
+    """Make an empty journal at ``path``, see ``sqlite_create.create``.
+
+    Args:
+        path: Where.
+        ends: By shard, the number of the latest batch that its file includes; the journal's begin behind them all.
+    """
+    create(path, KIND, _INSERT_FIRST, (json.dumps(list((ends or {}).items())),))
 
 
 def read_all(connection: apsw.Connection) -> dict[int, Held]:

@@ -36,7 +36,7 @@ def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0) -> No
     create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards, journal_seq))
 
 
-def create(path: Path, kind: Kind, first: str, bindings: tuple[int, ...] = ()) -> None:
+def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] = ()) -> None:
     """Make a file with its tables and ``first`` done: whole and on disk under its name, or not there at all.
 
     Raises:

@@ -112,6 +112,7 @@ def document(version: str = __version__) -> dict[str, object]:
             "/v1/{namespace}/policy": {"get": _policy()},
             **gateway_paths(_NAMESPACE_PARAMETER),
             "/v1/batch": {"post": _batch()},
+            "/v1/shards": {"get": _shards()},
             **_open_paths(),
         },
         "components": {
@@ -194,6 +195,14 @@ def _batch() -> Schema:
         "summary": "Many commands at once, each for itself; their answers come in the same order",
         "requestBody": _body("BatchRequest"),
         "responses": {**_successes({200: ("Batch",)}), **_problems((*_ANY_CALL, *_WITH_BODY))},
+    }
+
+
+def _shards() -> Schema:
+    return {
+        "operationId": "shards",
+        "summary": "Which of the server's processes owns which shard, and where it listens",
+        "responses": {**_successes({200: ("ShardMap",)}), **_problems(_ANY_CALL)},
     }
 
 

@@ -69,6 +69,28 @@ def _answer(result: str, properties: Schema, *, proceed: bool | None = None) -> 
     return _object(words | properties)
 
 
+_ADDRESSES: Final[Schema] = {"type": "array", "items": _TEXT, "description": "host:port, or unix:path."}
+_SHARD_MAP: Final[Schema] = _object(
+    {
+        "shards": {"type": "integer", "minimum": 1},
+        "hash": {"const": "blake2b-64", "description": "How an identity becomes the number of its shard."},
+        "tenant": {"type": "string", "description": "The caller's, which is a part of what is hashed."},
+        "worker": _COUNT | {"description": "Who gave this answer."},
+        "workers": {
+            "type": "array",
+            "items": _object(
+                {
+                    "worker": _COUNT,
+                    "shards": {"type": "array", "items": _COUNT},
+                    "http": _ADDRESSES,
+                    "rpc": _ADDRESSES,
+                }
+            ),
+        },
+    }
+)
+
+
 # ------------------------------------------------------------------------------------------------------- requests
 
 
@@ -336,6 +358,7 @@ def components() -> dict[str, Schema]:
         "Records": _page("records", "ListedRecord"),
         "Incidents": _page("incidents", "Incident"),
         "Policy": _POLICY,
+        "ShardMap": _SHARD_MAP,
         "Batch": _object({"results": {"type": "array", "items": result}}),
         "BatchError": error,
         **_SUCCESSES,

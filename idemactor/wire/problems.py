@@ -34,6 +34,7 @@ _CODES: Final[Mapping[Code, tuple[int, str]]] = {
     Code.UNAVAILABLE: (503, "The shard cannot answer"),
     Code.NOT_FOUND: (404, "There is nothing here"),
     Code.METHOD_NOT_ALLOWED: (405, "The method is not allowed here"),
+    Code.UPSTREAM_FAILED: (502, "The upstream gave no answer"),
 }
 """Every code's HTTP status and title."""
 

@@ -6,13 +6,14 @@ It lives in the test's own event loop and its connections are pairs of memory st
 from __future__ import annotations
 
 import contextlib
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import anyio
-from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, TaskGroup
+from anyio.abc import ByteReceiveStream, ByteSendStream, ByteStream, TaskGroup, UNIXSocketStream
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from idemactor.client import Client
@@ -27,7 +28,7 @@ from idemactor.wire.frames import FrameReader, Request, encode_error, encode_res
 from idemactor.wire.policies import policy_body
 from idemactor.wire.refusals import detail_of, refusal_of
 from idemactor.wire.requests import COMMAND_OPS, Scope, command_from
-from tests.client.loops import run
+from tests.client.loops import SOCKETS, run
 
 NAMESPACE = "trade"
 
@@ -114,6 +115,7 @@ class FakeServer:
         connections: How many connections were made.
         most_at_once: How many requests came without an answer in between, at most.
         token: What has to be authenticated with, if anything.
+        sockets: Connections are real sockets, and not pairs of memory streams.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -124,6 +126,7 @@ class FakeServer:
     log: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     connections: int = 0
     tasks: TaskGroup | None = None
+    sockets: bool = False
     origin_ms: int = 1_800_000_000_000
     generation: int = 0
 
@@ -169,7 +172,14 @@ class FakeServer:
         self.connections += 1
         self.streams.append(theirs)
         self.tasks.start_soon(self._serve, theirs)
-        return ours
+        return await self._with_socket(ours) if self.sockets else ours
+
+    async def _with_socket(self, end: Pipe) -> ByteStream:
+        """The other end of a real socket whose near end is ``end``."""
+        assert self.tasks is not None
+        near, far = socket.socketpair()
+        self.tasks.start_soon(_pump, await UNIXSocketStream.from_socket(near), end)
+        return await UNIXSocketStream.from_socket(far)
 
     async def _serve(self, stream: Pipe) -> None:
         reader, connection = FrameReader(), Connection()
@@ -285,6 +295,20 @@ class FakeServer:
         return client
 
 
+async def _pump(sock: UNIXSocketStream, end: Pipe) -> None:
+    """Carry between a socket and an end of a connection in memory until either is closed."""
+
+    async def carry(source: ByteStream, sink: ByteStream) -> None:
+        with contextlib.suppress(anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError):
+            while True:
+                await sink.send(await source.receive())
+        tasks.cancel_scope.cancel()
+
+    async with sock, end, anyio.create_task_group() as tasks:
+        tasks.start_soon(carry, sock, end)
+        tasks.start_soon(carry, end, sock)
+
+
 def _frame(ticket: Ticket, reply: Any) -> bytes:
     refusal = refusal_of(reply)
     if refusal is not None and refusal.error:
@@ -313,6 +337,7 @@ Body = Callable[[FakeServer, Client], Awaitable[None]]
 def with_server(backend: str, body: Body, server: FakeServer | None = None, **options: object) -> FakeServer:
     """Run ``body`` with a server and an open client of it."""
     server = server or FakeServer()
+    server.sockets = backend == SOCKETS
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:

@@ -15,7 +15,7 @@ from anyio.abc import TaskGroup
 
 from idemactor.client import Client, Reserved
 from tests.client.fake import FakeServer, Fault, always, on, state, with_server
-from tests.client.loops import both_loops, run
+from tests.client.loops import SOCKETS, both_loops, run
 
 STEPS_MAX = 200
 
@@ -196,7 +196,7 @@ def test_a_cancellation_of_asyncio_itself() -> None:
 
 @both_loops
 def test_closing_the_client_waits_for_what_is_to_be_told(backend: str) -> None:
-    server = FakeServer()
+    server = FakeServer(sockets=backend == SOCKETS)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -214,7 +214,7 @@ def test_closing_the_client_waits_for_what_is_to_be_told(backend: str) -> None:
 
 @both_loops
 def test_closing_the_client_does_not_wait_for_ever(backend: str, caplog: pytest.LogCaptureFixture) -> None:
-    server = FakeServer()
+    server = FakeServer(sockets=backend == SOCKETS)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:

@@ -31,7 +31,7 @@ from idemactor.client.caller import Caller
 from idemactor.client.flight import Answer, Flight
 from idemactor.wire.frames import Request, encode_error, encode_result
 from tests.client.fake import FakeServer, always, on, state, with_server
-from tests.client.loops import both_loops, run
+from tests.client.loops import SOCKETS, both_loops, run
 
 
 @both_loops
@@ -408,7 +408,7 @@ def test_what_goes_out_again_goes_out_in_the_same_order(backend: str) -> None:
 
 @both_loops
 def test_calls_that_are_on_their_way_when_the_client_closes_are_told_so(backend: str) -> None:
-    server = FakeServer(fault=lambda _server, _request: "deaf")
+    server = FakeServer(sockets=backend == SOCKETS, fault=lambda _server, _request: "deaf")
 
     async def main() -> None:
         told: list[str] = []

@@ -25,7 +25,16 @@ from idemactor.client import (
 )
 from idemactor.client.sync import Client
 
-NOT_FOR_CALLERS = {"ask", "check", "start_task", "known_policy", "count_unprotected", "wait_shortly", "wait_patiently"}
+NOT_FOR_CALLERS = {
+    "ask",
+    "check",
+    "start_task",
+    "known_policy",
+    "count_unprotected",
+    "wait_shortly",
+    "renewals",
+    "end_here",
+}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from idemactor.client import Client, InFlightError, OutOfService, Overloaded, Unavailable, Unreachable
 from tests.client.fake import FakeServer, always, on, state, with_server
-from tests.client.loops import both_loops, run
+from tests.client.loops import SOCKETS, both_loops, run
 
 SILENCE_S = 2.0
 """The fake server's clients give up a connection on which nothing comes for so long."""
@@ -133,7 +133,7 @@ def test_a_quiet_server_that_is_there_is_not_given_up(backend: str) -> None:
 def test_who_waits_for_a_place_among_the_waiting_is_not_out_of_service(
     backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("idemactor.client.link.WAITING_MAX", 1)
+    monkeypatch.setattr("idemactor.client.pipeline.WAITING_MAX", 1)
 
     async def body(_server: FakeServer, client: Client) -> None:
         await client.reserve("trade", "k")
@@ -156,7 +156,7 @@ def test_who_waits_for_a_place_among_the_waiting_is_not_out_of_service(
 @both_loops
 @pytest.mark.parametrize("held", [False, True])
 def test_who_waited_in_vain_has_nothing_to_settle(backend: str, held: bool, caplog: pytest.LogCaptureFixture) -> None:
-    server = FakeServer()
+    server = FakeServer(sockets=backend == SOCKETS)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:
@@ -186,7 +186,7 @@ def test_who_waited_in_vain_has_nothing_to_settle(backend: str, held: bool, capl
 
 @both_loops
 def test_what_was_granted_to_who_left_while_waiting_is_given_back_before_closing(backend: str) -> None:
-    server = FakeServer()
+    server = FakeServer(sockets=backend == SOCKETS)
 
     async def main() -> None:
         async with anyio.create_task_group() as tasks:

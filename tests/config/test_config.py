@@ -88,6 +88,7 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
     config = load_text(file, text, environment={"STRIPE_WEBHOOK_SECRET": "whsec_"})
     assert config.server.shards == 4
     assert config.sources["stripe"].verify is not None
+    assert [route.prefix for route in config.gateway.routes] == ["/orders"]
     assert config.http.client_ca == file.with_name("clients.pem")
     assert config.tokens[0].role is Role.CALLER
 
@@ -105,6 +106,7 @@ def test_every_setting_is_read(file: Path) -> None:
         clock_backstep_max_ms = 1
         evict_after_ms = 1000
         mailbox_max = 4096
+        workers = 3
         [http]
         bind = ["0.0.0.0:80", "[::1]:0", "unix:run/http.sock"]
         tls_cert = "{file.with_name("cert")}"
@@ -139,7 +141,7 @@ def test_every_setting_is_read(file: Path) -> None:
         exclude = ["/at"]
         """,
     )
-    assert config.server == ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096)
+    assert config.server == ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 3)
     assert config.http == DoorSection(
         bind=("0.0.0.0:80", "[::1]:0", "unix:run/http.sock"),
         tls_cert=file.with_name("cert"),
@@ -229,13 +231,18 @@ def test_environment(variable: str, text: str, read: object) -> None:
         ),
         (
             "shards = 4\n",
-            "line 1: shards: no such setting; there are auth, http, log, namespaces, rpc, server",
+            "line 1: shards: no such setting; there are auth, gateway, http, log, namespaces, rpc, server",
         ),
         ("[server]\nshards = true\n", "line 2: server.shards: must be an integer from 1 to 1024, not true"),
         ("[server]\nshards = 4.0\n", "line 2: server.shards: must be an integer from 1 to 1024, not 4.0"),
         ("[server]\nshards = '4'\n", 'line 2: server.shards: must be an integer from 1 to 1024, not "4"'),
         ("[server]\nshards = 0\n", "line 2: server.shards: must be an integer from 1 to 1024, not 0"),
         ("[server]\nshards = 1025\n", "line 2: server.shards: must be an integer from 1 to 1024, not 1025"),
+        ("[server]\nworkers = 0\n", "line 2: server.workers: must be an integer from 1 to 64, not 0"),
+        (
+            "[server]\nworkers = 3\nshards = 2\n",
+            "line 2: server.workers: is 3, and there are 2 shards: each worker needs one",
+        ),
         ("[server]\nmailbox_max = 4095\n", "line 2: server.mailbox_max: must be an integer from 4096 to "),
         ("[server.shards]\n", "line 1: server.shards: must be an integer from 1 to 1024, not a table"),
         ("server = 4\n", "line 1: server: must be a table"),

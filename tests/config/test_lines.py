@@ -38,8 +38,10 @@ eight = 1979-05-27 07:32:00Z'''
         ("a", "b.c", "three", "five"): 10,
         ("a", "b.c", "three", "five", "six"): 10,
         ("list",): 11,
-        ("list", "seven"): 12,
-        ("list", "eight"): 14,
+        ("list", "0"): 11,
+        ("list", "0", "seven"): 12,
+        ("list", "1"): 13,
+        ("list", "1", "eight"): 14,
     }
 
 

@@ -125,6 +125,18 @@ def test_what_happens_at_the_doors(metrics: Metrics) -> None:
     assert value(found, "rpc_notifications_ignored_total") == 1
 
 
+def test_what_happens_at_the_gateway(metrics: Metrics) -> None:
+    for reply in ("Reserved", "InFlight", "InFlight"):
+        metrics.gateway_answered("trade", reply)
+    metrics.gateway_settled("trade", "in_doubt")
+    metrics.gateway_unprotected("trade")
+    found = samples(metrics)
+    assert value(found, "gateway_answers_total", namespace="trade", result="in_flight") == 2
+    assert value(found, "gateway_answers_total", namespace="trade", result="reserved") == 1
+    assert value(found, "gateway_verdicts_total", namespace="trade", verdict="in_doubt") == 1
+    assert value(found, "gateway_unprotected_total", namespace="trade") == 1
+
+
 def test_counts_are_added_up_over_the_shards_that_answer(metrics: Metrics) -> None:
     tally = Tally(records=6, pending=1, in_doubt=2, committed=3, contested=4, incidents=5)
     found = samples(

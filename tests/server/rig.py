@@ -76,6 +76,7 @@ async def running(
     tokens: Sequence[TokenEntry] = (),
     mailbox_max: int = 4_096,
     run: bool = True,
+    policies: Mapping[str, Policy] = POLICIES,
     sources: Mapping[str, Source] = SHIPPED,
     watch: Watch | None = None,
     observer: Observer | None = None,
@@ -93,7 +94,7 @@ async def running(
             Shard(
                 number,
                 engine,
-                POLICIES,
+                policies,
                 census,
                 time,
                 lambda: rng.getrandbits(ENTROPY_BITS),
@@ -104,8 +105,8 @@ async def running(
         )
     router = Router(actors, metrics)
     seen = metrics if observer is None else Observers(metrics, observer)
-    authenticator = Authenticator(tokens, POLICIES, resolver_of(sources, time.now_ms, seen.forged), watch)
-    context = ServerContext(router, POLICIES, authenticator, seen, metrics, time.now_ms)
+    authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms, seen.forged), watch)
+    context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms)
     context.sources = sources
     async with trio.open_nursery() as nursery:
         if run:

@@ -202,6 +202,7 @@ async def test_ping_needs_no_rights_and_no_params(autojump_clock: MockClock) -> 
         ("acknowledge", {"namespace": "default"}, "INVALID_REQUEST"),
         ("acknowledge", {"namespace": "default", "id": "0-1"}, "NOT_FOUND"),
         ("policy", {"namespace": "default", "x": 1}, "INVALID_REQUEST"),
+        ("shards", {"namespace": "default"}, "INVALID_REQUEST"),
         ("batch", {}, "INVALID_REQUEST"),
         ("batch", {"ops": {}}, "INVALID_REQUEST"),
         ("batch", {"ops": [], "namespace": "default"}, "INVALID_REQUEST"),
@@ -309,7 +310,7 @@ async def test_a_listing_spans_shards(autojump_clock: MockClock) -> None:
 async def test_nothing_goes_before_auth(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock, tokens=TOKENS) as server:
         peer = server.connect()
-        for method in ("reserve", "batch", "records", "policy"):
+        for method in ("reserve", "batch", "records", "policy", "shards"):
             error = await peer.fail(method, namespace="Not A Name", ops=5)
             assert error.startswith("IDEMPOTENCY_UNAUTHENTICATED: ")
         authenticated = await peer.call("auth", token="caller-token")
@@ -483,7 +484,7 @@ async def test_a_bug_closes_one_connection_and_the_shard_goes_on(
             def broken(*_args: object, **_options: object) -> dict[str, object]:
                 raise ZeroDivisionError
 
-            patched.setattr("idemactor.server.rpc_calls.body_of", broken)
+            patched.setattr("idemactor.server.rpc_calls.reserved_body", broken)
             await peer.send(reserve(1))
             assert await peer.rest() == {}
         assert (await server.connect().call("reserve", namespace="default", key="k"))["result"] == "in_flight"

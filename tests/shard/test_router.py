@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import trio
+import trio.testing
 
-from idemactor.core.commands import Get, Release
+from idemactor.core.commands import Accept, Get, Release
 from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Inspect, Inspected
 from idemactor.core.replies import Committed, Completed, InFlight, Overloaded, Released, Reserved
@@ -74,6 +75,21 @@ async def test_a_query_finds_a_full_mailbox_too() -> None:
         (call,) = rig.send(Get(identity("k")))
         assert rig.query(Inspect()).got(Overloaded).retry_after_ms == OVERLOADED_RETRY_MS
         await call.wait()
+
+
+@on_mock_time
+async def test_who_may_only_settle_is_granted_nothing_and_waits_for_nothing() -> None:
+    async with running(*four()) as rig:
+        held = await rig.one(reserve("held"), Reserved)
+        (waiting,) = rig.send(reserve("held", wait_ms=60_000))
+        await trio.testing.wait_all_tasks_blocked()
+        assert not waiting.answered
+        rig.router.settle_only()
+        await waiting.wait()
+        waiting.got(InFlight)
+        for call in rig.send(reserve("new"), Accept(identity("new"))):
+            assert call.answer == Overloaded(OVERLOADED_RETRY_MS)
+        await rig.one(commit("held", held.token), Committed)
 
 
 @on_mock_time

@@ -5,6 +5,9 @@ import fcntl
 import json
 import os
 import stat
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -287,3 +290,53 @@ def test_a_disk_that_fills_up_during_creation_is_a_sentence(path: Path, monkeypa
         patched.setattr(directory, "create_file", refuse)
         assert "free some space" in refusal(path)
     make(path)
+
+
+def _held(path: Path, pid: int) -> int:
+    """The descriptor of a lock file that is locked, and names a process."""
+    descriptor = os.open(path / "LOCK", os.O_RDWR)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.pwrite(descriptor, f"{pid}\n".encode().ljust(16), 0)
+    return descriptor
+
+
+def _dead() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def test_a_start_waits_for_the_workers_of_a_server_that_is_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DataDirectory.open(tmp_path / "data", 2).close()
+    orphan = _held(tmp_path / "data", _dead())
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            os.close(orphan)
+
+    monkeypatch.setattr(time, "sleep", sleep)
+    DataDirectory.open(tmp_path / "data", 2).close()
+    assert len(waits) == 3
+
+
+def test_a_start_does_not_wait_for_workers_that_will_not_die_or_whose_server_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    DataDirectory.open(tmp_path / "data", 2).close()
+    waits: list[float] = []
+    monkeypatch.setattr(time, "sleep", waits.append)
+    alive = _held(tmp_path / "data", os.getpid())
+    with pytest.raises(StartError, match=f"in use by process {os.getpid()}"):
+        DataDirectory.open(tmp_path / "data", 2)
+    assert waits == []
+    os.close(alive)
+    dead = _dead()
+    orphan = _held(tmp_path / "data", dead)
+    monkeypatch.setattr(directory, "ORPHANS_MS_MAX", -1)
+    with pytest.raises(StartError, match=f"in use by process {dead}"):
+        DataDirectory.open(tmp_path / "data", 2)
+    os.close(orphan)

@@ -1,0 +1,146 @@
+"""One request to an upstream and its answer to the client; protected or not.
+
+What arrives whole is held back until the caller says so: that is how an attempt is committed before the client sees the
+end of its answer. An answer whose length is known and small is held back altogether; of any other what comes is passed
+on as it comes, all but its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+import trio
+
+from idemactor.gateway.proxy.client_side import ClientAnswer
+from idemactor.gateway.proxy.headers import Pairs
+from idemactor.gateway.proxy.routes import Route
+from idemactor.gateway.proxy.upstream import AnswerHead, Call, Lost, Outgoing, Upstream
+
+HELD_BYTES_MAX: Final = 65_536
+"""An answer of at most this known length is sent to the client when all of it is here."""
+
+_MS_PER_S: Final = 1_000
+
+
+class TimedOut(Lost):
+    """The upstream took too long after something may have been sent."""
+
+
+@dataclass(slots=True)
+class Kept:
+    """The body of an answer as far as it may have to be looked at, or stored.
+
+    Attributes:
+        body: All of it; None: it is larger than ``max_bytes``.
+    """
+
+    max_bytes: int
+    body: bytearray | None = field(default_factory=bytearray)
+
+    def add(self, data: bytes) -> None:
+        """The next part."""
+        if self.body is not None:
+            self.body += data
+            if len(self.body) > self.max_bytes:
+                self.body = None
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A whole answer.
+
+    Attributes:
+        head: Its status and fields.
+        body: Its body; None: it is larger than was to be kept.
+        last: The part of its body that the client has not been sent yet.
+        marks: Fields that are added to it.
+    """
+
+    head: AnswerHead
+    body: bytes | None
+    last: bytes
+    marks: Pairs = ()
+
+    async def hand_over(self, client: ClientAnswer) -> None:
+        """Send the client what it has not been sent yet."""
+        if not client.began:
+            client.begin(self.head, *self.marks)
+        await client.finish(self.last)
+
+
+@dataclass(frozen=True, slots=True)
+class Forwarder:
+    """Sends requests on.
+
+    Attributes:
+        upstream: Where to.
+        route: For its times.
+        nursery: Where the rest of a large request is sent from.
+    """
+
+    upstream: Upstream
+    route: Route
+    nursery: trio.Nursery
+
+    async def forward(
+        self, outgoing: Outgoing, client: ClientAnswer, keep_bytes: int, marks: Pairs = (), *, fresh: bool = False
+    ) -> Arrived:
+        """Send a request and read its answer to the end, passing on what comes before the end.
+
+        Args:
+            keep_bytes: The largest body to keep.
+            marks: Fields that are added to the answer.
+            fresh: Whether no used connection will do.
+
+        Raises:
+            NotSent: Nothing reached the upstream.
+            Lost: Something may have, and no whole answer came.
+        """
+        # Connecting has its own deadline: who runs out of time below has run out of it after something was sent.
+        async with self.upstream.call(outgoing, connect_ms=self.route.connect_ms, fresh=fresh) as call:
+            with _deadline(self.route.timeout_ms) as whole:
+                with _deadline(min(self.route.first_byte_ms, self.route.timeout_ms)) as first:
+                    await call.send(self.nursery)
+                    head = await call.head(client.inform)
+                if not first.cancelled_caught:
+                    return await _read(call, head, client, Kept(keep_bytes), whole, marks)
+        raise TimedOut("the upstream did not answer in time")
+
+
+async def _read(
+    call: Call, head: AnswerHead, client: ClientAnswer, kept: Kept, whole: trio.CancelScope, marks: Pairs
+) -> Arrived:
+    held = bytearray()
+    held_max = HELD_BYTES_MAX if head.length is not None and head.length <= HELD_BYTES_MAX else -1
+    piece, ended = call.arrived()
+    while True:
+        kept.add(piece)
+        held += piece
+        if ended:
+            return Arrived(head, None if kept.body is None else bytes(kept.body), bytes(held), marks)
+        if len(held) > held_max:
+            # The client's slowness is not the upstream's: meanwhile no time of the upstream's passes.
+            with _paused(whole):
+                if not client.began:
+                    client.begin(head, *marks)
+                await client.data(bytes(held))
+            held.clear()
+        piece, ended = await call.more()
+
+
+def _deadline(timeout_ms: int) -> trio.CancelScope:
+    return trio.move_on_after(timeout_ms / _MS_PER_S)
+
+
+@contextlib.contextmanager
+def _paused(scope: trio.CancelScope) -> Iterator[None]:
+    left_s = scope.deadline - trio.current_time()
+    scope.deadline = math.inf
+    try:
+        yield
+    finally:
+        scope.deadline = trio.current_time() + left_s

@@ -1,0 +1,288 @@
+"""The supervisor: it owns the directory and the sockets, starts the workers, and starts again the one that died.
+
+It does none of the work itself, so that there is hardly anything that could bring it down; and if it goes all the
+same, its children are killed by the system, and nobody goes on serving what a new server is about to open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from idemactor.config import ServerConfig
+from idemactor.node import DRAIN_SECONDS_MAX, ready_line
+from idemactor.observability import logs
+from idemactor.shard.backoff import Backoff
+from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.doors import bound
+from idemactor.supervisor.process import EXIT_FAILED, Child, start_child
+from idemactor.supervisor.work import READY, Epoch, Inheritance, prepare, work
+from idemactor.workers.sockets import bind_sockets, remove_sockets
+
+STOP_SECONDS_MAX: Final = DRAIN_SECONDS_MAX + 5.0
+"""How long workers that were told to stop may take; then they are killed."""
+
+STEADY_MS: Final = 10_000
+"""A worker that lived for so long is started again at once when it dies; another after a while that doubles."""
+
+_STOP: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_SIGNALS_MAX: Final = 4_096
+_MS_PER_S: Final = 1_000
+_log = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """A signal said to stop."""
+
+
+class _Ended(Exception):
+    """A child ended that was needed to go on."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+
+def supervise(config: ServerConfig, *, announce: Callable[[str], None]) -> int:
+    """Serve with several workers until SIGTERM, SIGINT or SIGHUP.
+
+    Args:
+        config: A valid configuration.
+        announce: Is given the ready line once every worker answers.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        StartError: The directory or an address cannot be used; what only a child found out, it has said itself.
+    """
+    logs.configure(config.log.level)
+    workers, server = config.server.workers, config.server
+    with DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory, _signals() as signals:
+        supervisor = _Supervisor(signals)
+        try:
+            epoch = supervisor.prepare(config, directory)
+            directory.reread()
+            with bound(config) as doors, _sockets(directory, workers) as sockets:
+                given = Inheritance(config, directory, doors, sockets, epoch)
+                supervisor.start(given)
+                announce(ready_line(*(door.common for door in doors.all())))
+                logs.log_event(_log, logging.INFO, "ready", workers=workers)
+                return supervisor.watch(given)
+        except _Stopped:
+            return 0
+        except _Ended as ended:
+            # Killed by a signal: what it was is said here, since it could say nothing itself.
+            if ended.code < 0:
+                logs.log_event(_log, logging.ERROR, "child_killed", signal=-ended.code)
+            return max(ended.code, EXIT_FAILED)
+        finally:
+            supervisor.kill()
+
+
+@contextlib.contextmanager
+def _sockets(directory: DataDirectory, workers: int) -> Iterator[list[socket.socket]]:
+    """Where the workers meet."""
+    bound_sockets = bind_sockets(directory.path, workers)
+    try:
+        yield bound_sockets
+    finally:
+        for sock in bound_sockets:
+            sock.close()
+        remove_sockets(directory.path, workers)
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[int]:
+    """A descriptor from which the numbers of signals can be read as they come, each a byte."""
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    handled = (*_STOP, signal.SIGCHLD)
+    before = {number: signal.signal(number, lambda *_: None) for number in handled}
+    old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield reading
+    finally:
+        signal.set_wakeup_fd(old)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+@dataclass(slots=True)
+class _Worker:
+    """One worker's place, whichever process fills it.
+
+    Attributes:
+        child: The process; None: it died and is not back yet.
+        ready: Whether that process has said that it answers.
+        started_ms: When it was started.
+        backoff: How long to wait before the next one.
+    """
+
+    number: int
+    child: Child | None = None
+    ready: bool = False
+    started_ms: int = 0
+    backoff: Backoff = field(default_factory=Backoff)
+
+
+class _Supervisor:
+    """The children, and waiting for them.
+
+    Args:
+        signals: See ``_signals``.
+    """
+
+    def __init__(self, signals: int) -> None:
+        self._signals = signals
+        self._children: list[Child] = []
+        self._workers: list[_Worker] = []
+        self._stopping = False
+
+    # ------------------------------------------------------------------------------------------- from first to last
+
+    def prepare(self, config: ServerConfig, directory: DataDirectory) -> Epoch:
+        """Have the directory looked after; see ``work.prepare``."""
+        child = self._start(functools.partial(prepare, config, directory))
+        said = b""
+        while not child.silent:
+            self._sleep(None)
+            said += child.read()
+        while (code := self._reaped(child)) is None:
+            self._sleep(None)
+        if code != 0:
+            raise _Ended(code)
+        return Epoch.from_bytes(said)
+
+    def start(self, given: Inheritance) -> None:
+        """Start all workers and wait until each of them answers."""
+        gc.collect()
+        gc.freeze()
+        self._workers = [_Worker(number) for number in range(given.config.server.workers)]
+        for worker in self._workers:
+            self._start_worker(worker, given)
+        while not all(worker.ready for worker in self._workers):
+            self._sleep(None)
+            for worker in self._workers:
+                assert worker.child is not None
+                self._hear(worker)
+                code = self._reaped(worker.child)
+                if code is not None:
+                    raise _Ended(code or EXIT_FAILED)
+
+    def watch(self, given: Inheritance) -> int:
+        """Start again what dies, until a signal says to stop, and then stop it all; returns the exit code."""
+        with contextlib.suppress(_Stopped):
+            while True:
+                self._sleep(self._next_start_s())
+                for worker in self._workers:
+                    self._hear(worker)
+                    self._bury(worker)
+                    if worker.child is None and worker.backoff.until_ms <= _now_ms():
+                        self._start_worker(worker, given)
+        return self._stop(given)
+
+    def _stop(self, given: Inheritance) -> int:
+        self._stopping = True
+        logs.log_event(_log, logging.INFO, "draining")
+        given.doors.close()
+        for child in self._children:
+            child.signal(signal.SIGTERM)
+        end = time.monotonic() + STOP_SECONDS_MAX
+        codes = []
+        while self._children and time.monotonic() < end:
+            codes += [code for child in list(self._children) if (code := self._reaped(child)) is not None]
+            if self._children:
+                self._sleep(end - time.monotonic())
+        logs.log_event(_log, logging.INFO, "stopped")
+        return EXIT_FAILED if self._children or any(codes) else 0
+
+    def kill(self) -> None:
+        """End what is left, at once."""
+        for child in self._children:
+            child.signal(signal.SIGKILL)
+        for child in self._children:
+            os.waitpid(child.pid, 0)
+            child.forget()
+        self._children.clear()
+
+    # ---------------------------------------------------------------------------------------------------- children
+
+    def _start(self, work: Callable[[Callable[[bytes], None]], None]) -> Child:
+        child = start_child(work)
+        self._children.append(child)
+        return child
+
+    def _start_worker(self, worker: _Worker, given: Inheritance) -> None:
+        worker.started_ms = _now_ms()
+        worker.ready = False
+        try:
+            worker.child = self._start(functools.partial(work, given, worker.number))
+        except OSError as error:
+            wait_ms = worker.backoff.fail(_now_ms())
+            logs.log_event(
+                _log, logging.ERROR, "worker_not_started", worker=worker.number, reason=str(error), retry_ms=wait_ms
+            )
+
+    def _hear(self, worker: _Worker) -> None:
+        if worker.child is not None and READY in worker.child.read() and not worker.ready:
+            worker.ready = True
+            logs.log_event(_log, logging.INFO, "worker_ready", worker=worker.number, pid=worker.child.pid)
+
+    def _bury(self, worker: _Worker) -> None:
+        """See whether a worker died, and when to start it again."""
+        if worker.child is None or (code := self._reaped(worker.child)) is None:
+            return
+        now_ms = _now_ms()
+        if worker.ready and now_ms - worker.started_ms >= STEADY_MS:
+            worker.backoff.reset()
+            wait_ms = 0
+        else:
+            wait_ms = worker.backoff.fail(now_ms)
+        pid, worker.child = worker.child.pid, None
+        logs.log_event(_log, logging.ERROR, "worker_died", worker=worker.number, pid=pid, exit=code, retry_ms=wait_ms)
+
+    def _reaped(self, child: Child) -> int | None:
+        """A child's exit code once it has ended (negative: the signal that ended it), None before."""
+        pid, status = os.waitpid(child.pid, os.WNOHANG)
+        if not pid:
+            return None
+        self._children.remove(child)
+        child.forget()
+        return os.waitstatus_to_exitcode(status)
+
+    # ----------------------------------------------------------------------------------------------------- waiting
+
+    def _next_start_s(self) -> float | None:
+        """How long until a worker is to be started; None: none is."""
+        due = [worker.backoff.until_ms for worker in self._workers if worker.child is None]
+        return max(0.0, (min(due) - _now_ms()) / _MS_PER_S) if due else None
+
+    def _sleep(self, timeout_s: float | None) -> None:
+        """Wait for a signal, a child's news or its end, or for ``timeout_s``.
+
+        Raises:
+            _Stopped: A signal says to stop.
+        """
+        talking = [child.news for child in self._children if not child.silent]
+        select.select([self._signals, *talking], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            came = os.read(self._signals, _SIGNALS_MAX)
+            if not self._stopping and any(number in came for number in _STOP):
+                raise _Stopped
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000

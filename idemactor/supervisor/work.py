@@ -1,0 +1,173 @@
+"""What runs in the children: looking after the directory before there are workers, and being one."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import trio
+
+from idemactor.config import ServerConfig
+from idemactor.core.clock import Clock
+from idemactor.core.keys import worker_of
+from idemactor.node import (
+    DRAIN_SECONDS_MAX,
+    boottime_s,
+    check_settings,
+    connections_max,
+    first_ms,
+    make_context,
+    make_proxy,
+    make_shards,
+    serve_doors,
+)
+from idemactor.observability import logs
+from idemactor.observability.log_observer import LogObserver
+from idemactor.observability.metrics import Metrics
+from idemactor.observability.observer import Observers
+from idemactor.server.lane import Lane
+from idemactor.server.operations import INSPECT_MS_MAX
+from idemactor.shard.actor import Shard
+from idemactor.shard.router import Place, Router
+from idemactor.shard.start import open_engines, settle_journals
+from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.doors import Doors
+from idemactor.workers.census import SharedCensus
+from idemactor.workers.mesh import Mesh
+from idemactor.workers.peer import Peer
+from idemactor.workers.remote import RemoteShard
+
+READY: Final = b"r"
+"""What a worker sends to the supervisor once it answers."""
+
+_MS_PER_S: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """The one time of all workers, also of those that are started later: it was ``start_ms`` at ``boot_s``.
+
+    Attributes:
+        start_ms: Milliseconds since the epoch.
+        boot_s: The clock of ``node.boottime_s`` then, seconds.
+    """
+
+    start_ms: int
+    boot_s: float
+
+    def clock(self, latest_ms: int) -> Clock:
+        """A clock that shows that time, and nothing before ``latest_ms``, which is on disk."""
+        passed_ms = math.ceil((boottime_s() - self.boot_s) * _MS_PER_S)
+        return Clock(max(self.start_ms + passed_ms, latest_ms), boottime_s)
+
+    def to_bytes(self) -> bytes:
+        """For the way to the supervisor."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Epoch:
+        """The reverse."""
+        return cls(**json.loads(data))
+
+
+def prepare(config: ServerConfig, directory: DataDirectory, tell: Callable[[bytes], None]) -> None:
+    """Look after the whole directory, before anybody serves any of it; tells the ``Epoch``.
+
+    Raises:
+        StartError: It cannot be served as it is; the message says the way out.
+    """
+    directory.claim(range(directory.shards))
+    tell(trio.run(_prepare, config, directory).to_bytes())
+
+
+async def _prepare(config: ServerConfig, directory: DataDirectory) -> Epoch:
+    await settle_journals(directory, config.server.durability.value, config.server.workers)
+    async with open_engines(directory, config.server.durability.value) as engines:
+        epoch = Epoch(first_ms(config, [opened for _, opened in engines]), boottime_s())
+        await check_settings(config, engines, epoch.start_ms)
+    return epoch
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What every worker is given.
+
+    Attributes:
+        config: The configuration.
+        directory: The directory, owned; each worker claims its own shards in it.
+        doors: Where callers come in.
+        sockets: Where the other workers come in, by worker.
+        epoch: The time.
+    """
+
+    config: ServerConfig
+    directory: DataDirectory
+    doors: Doors
+    sockets: Sequence[socket.socket]
+    epoch: Epoch
+
+
+def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None:
+    """Be a worker until SIGTERM.
+
+    Raises:
+        StartError: A shard cannot be opened.
+    """
+    logs.configure(given.config.log.level, worker=worker)
+    for number, sock in enumerate(given.sockets):
+        if number != worker:
+            sock.close()
+    shards = range(given.directory.shards)
+    mine = [shard for shard in shards if worker_of(shard, given.config.server.workers) == worker]
+    given.directory.claim(mine)
+    trio.run(_work, given, worker, mine, tell)
+
+
+async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]) -> None:
+    async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
+        metrics, census = Metrics(), SharedCensus()
+        observer = Observers(metrics, LogObserver())
+        clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
+        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census)
+        peers = {
+            number: Peer(worker, number, census, metrics.counted)
+            for number in range(given.config.server.workers)
+            if number != worker
+        }
+        router = Router(_places(given, shards, peers), observer)
+        lane = Lane(router.route)
+        mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
+        context = make_context(given.config, router, observer, metrics, clock)
+        context.shard_map = given.doors.shard_map(given.directory.shards, worker)
+        context.reports = functools.partial(_reports, worker, metrics, mesh)
+        context.lane = lane
+        async with mesh.running():
+            http, rpc, gateway = (door.of(worker) for door in given.doors.all())
+            proxy = make_proxy(given.config, context)
+            most = connections_max(len(mine), proxy is not None)
+            await serve_doors(
+                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
+            )
+
+
+def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:
+    """All shards in order, this worker's own and the others'."""
+    own = {shard.number: shard for shard in shards}
+    return [
+        own.get(number) or RemoteShard(number, peers[worker_of(number, given.config.server.workers)])
+        for number in range(given.directory.shards)
+    ]
+
+
+async def _wait_for_all(mesh: Mesh) -> None:
+    with trio.move_on_after(DRAIN_SECONDS_MAX):
+        await mesh.all_settled()
+
+
+async def _reports(worker: int, metrics: Metrics, mesh: Mesh) -> dict[int, str | None]:
+    return {worker: metrics.counted(), **await mesh.reports(INSPECT_MS_MAX)}

@@ -1,0 +1,187 @@
+"""``[gateway]`` and its routes: what is read, and that a mistake is named with its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from idemactor.config import ServerConfig, load
+from idemactor.config.lines import locate
+from idemactor.errors import ConfigError
+from idemactor.gateway.proxy.routes import OrderIdForm, Origin, Route, RouteAuth, SuccessRule
+from tests.config.test_config import TOKEN
+
+GATEWAY = '[gateway]\nbind = ["127.0.0.1:0"]\n'
+ROUTE = '[[gateway.routes]]\nprefix = "/orders"\nupstream = "http://127.0.0.1:9000"\nnamespace = "default"\n'
+"""Line 3 to 6 behind ``GATEWAY``."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "config.toml"
+
+
+def read(file: Path, text: str, environment: dict[str, str] | None = None) -> ServerConfig:
+    file.write_text(text)
+    return load(file, environment=environment)
+
+
+def problem(file: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(file, text)
+    [line] = str(caught.value).splitlines()
+    return line.removeprefix(f"{file}:")
+
+
+def test_there_is_no_gateway_unless_it_is_configured(file: Path) -> None:
+    gateway = read(file, "").gateway
+    assert (gateway.door.bind, gateway.routes, gateway.trusted) == ((), (), ())
+
+
+def test_a_route_has_defaults(file: Path) -> None:
+    config = read(file, GATEWAY + ROUTE)
+    assert config.gateway.door.bind == ("127.0.0.1:0",)
+    assert config.gateway.routes == (Route("/orders", Origin("http", "127.0.0.1", 9000), "default"),)
+
+
+def test_every_setting_of_a_route_is_read(file: Path) -> None:
+    more = """
+source = "tradingview"
+methods = ["PUT"]
+require_key = false
+wait_ms = 5
+timeout_ms = 3000
+first_byte_ms = 2000
+connect_ms = 1000
+success = { pointer = "/state", equals = "filled", fails = ["rejected", 0, false] }
+definite_failure = [400]
+not_executed = [503]
+store_failures = true
+operation_header = "X-Order"
+operation_form = "binance"
+operation_prefix = "x-"
+replay_headers = ["X-Rate"]
+auth = "open"
+auth_header = "X-Token"
+tenant = "acme"
+preserve_host = false
+"""
+    gateway = """[gateway]
+bind = ["127.0.0.1:0", "unix:gateway.sock"]
+trusted = ["10.0.0.0/8", "unix"]
+header_bytes_max = 2048
+body_bytes_max = 4096
+concurrent_max = 3
+upstream_idle_ms = 100
+"""
+    config = read(file, gateway + ROUTE + more)
+    assert config.gateway.trusted == ("10.0.0.0/8", "unix")
+    limits = config.gateway.limits
+    assert (limits.header_bytes_max, limits.body_bytes_max) == (2048, 4096)
+    assert (limits.concurrent_max, limits.upstream_idle_ms) == (3, 100)
+    assert config.gateway.routes == (
+        Route(
+            prefix="/orders",
+            upstream=Origin("http", "127.0.0.1", 9000),
+            namespace="default",
+            source="tradingview",
+            methods=frozenset({"PUT"}),
+            require_key=False,
+            wait_ms=5,
+            timeout_ms=3000,
+            first_byte_ms=2000,
+            connect_ms=1000,
+            success=SuccessRule("/state", "filled", ("rejected", 0, False)),
+            definite_failure=frozenset({400}),
+            not_executed=frozenset({503}),
+            store_failures=True,
+            operation_header="X-Order",
+            operation_form=OrderIdForm.BINANCE,
+            operation_prefix="x-",
+            replay_headers=frozenset({"x-rate"}),
+            auth=RouteAuth.OPEN,
+            auth_header="x-token",
+            tenant="acme",
+            preserve_host=False,
+        ),
+    )
+
+
+def test_with_credentials_a_route_asks_for_them_unless_it_names_a_tenant(file: Path) -> None:
+    text = GATEWAY + ROUTE + ROUTE.replace("/orders", "/open") + 'tenant = "acme"\n' + TOKEN
+    assert [route.auth for route in read(file, text).gateway.routes] == [RouteAuth.BEARER, RouteAuth.OPEN]
+
+
+def test_the_environment_reaches_a_route_by_its_number(file: Path) -> None:
+    environment = {"IDEMACTOR_GATEWAY__ROUTES__1__UPSTREAM": "https://b.example"}
+    config = read(file, GATEWAY + ROUTE + ROUTE.replace("/orders", "/b"), environment)
+    assert [route.upstream.host for route in config.gateway.routes] == ["127.0.0.1", "b.example"]
+
+
+SECOND = ROUTE.replace("/orders", "/other")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (GATEWAY, "2: gateway.bind: has no routes"),
+        (ROUTE, "1: gateway: has routes and listens nowhere"),
+        (GATEWAY + 'routes = "x"\n', "3: gateway.routes: must be a list of tables"),
+        (GATEWAY + "[gateway.routes]\nprefix = 1\n", "3: gateway.routes: must be a list of tables"),
+        (GATEWAY + ROUTE + "x = 1\n", "7: gateway.routes.0.x: no such setting"),
+        (GATEWAY + ROUTE + SECOND + "wait_ms = -1\n", "11: gateway.routes.1.wait_ms: must be an integer"),
+        (GATEWAY + "routes = []\n", "3: gateway.routes: must be a list of tables"),
+        (GATEWAY + ROUTE + "[gateway.routes.success]\nequals = 1\n", "7: gateway.routes.0.success.pointer: is missing"),
+        (
+            GATEWAY + ROUTE + 'success = { pointer = "x", equals = 1 }\n',
+            "7: gateway.routes.0.success.pointer: must be a JSON",
+        ),
+        (GATEWAY + ROUTE + "success = true\n", "7: gateway.routes.0.success: must be a table"),
+        (GATEWAY + ROUTE + ROUTE, '8: gateway.routes.1.prefix: "/orders" is that of gateway.routes.0, too'),
+        (GATEWAY + ROUTE + ROUTE.replace("/orders", "/orders/"), "8: gateway.routes.1.prefix: "),
+        (GATEWAY + ROUTE.replace('"/orders"', '"orders"'), "4: gateway.routes.0.prefix: must be a path"),
+        (GATEWAY + ROUTE.replace('"/orders"', '"/a/../b"'), "4: gateway.routes.0.prefix: must be a path"),
+        (GATEWAY + ROUTE.replace("http:", "ftp:"), "5: gateway.routes.0.upstream: must be an upstream: is no upstream"),
+        (GATEWAY + ROUTE.replace(":9000", ":9000/x"), "5: gateway.routes.0.upstream: must be an upstream: has more"),
+        (GATEWAY + ROUTE.replace('"default"', '"none"'), "6: gateway.routes.0.namespace: there is no namespace"),
+        (GATEWAY + ROUTE + 'source = "none"\n', "7: gateway.routes.0.source: there is no source"),
+        (GATEWAY + ROUTE + "not_executed = [422]\n", "7: gateway.routes.0.not_executed: 422 is in definite_failure"),
+        (GATEWAY + ROUTE + "definite_failure = [200]\n", "7: gateway.routes.0.definite_failure: must be a list"),
+        (GATEWAY + ROUTE + 'methods = ["post"]\n', "7: gateway.routes.0.methods: must be a list of methods"),
+        (GATEWAY + ROUTE + "first_byte_ms = 40000\n", "7: gateway.routes.0.first_byte_ms: is more than timeout_ms"),
+        (GATEWAY + ROUTE + 'replay_headers = ["Set-Cookie"]\n', "7: gateway.routes.0.replay_headers: must be"),
+        (
+            GATEWAY + ROUTE + 'operation_form = "bybit"\noperation_prefix = "x."\n',
+            "8: gateway.routes.0.operation_prefix: does not fit",
+        ),
+        (GATEWAY + ROUTE + 'auth = "bearer"\ntenant = "acme"\n', "8: gateway.routes.0.tenant: says whose keys"),
+        (GATEWAY + 'trusted = ["x"]\n' + ROUTE, "3: gateway.trusted: must be a list of addresses"),
+        (
+            GATEWAY + ROUTE + "timeout_ms = 60000\n[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
+            "7: gateway.routes.0.timeout_ms: is more than the lease_total_max_ms 1000",
+        ),
+        (GATEWAY.replace("127.0.0.1:0", "0.0.0.0:1") + ROUTE, "3: gateway.routes.0: can be used from other machines"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(file: Path, text: str, said: str) -> None:
+    assert problem(file, text).startswith(said)
+
+
+def test_whoever_signs_may_come_from_elsewhere(file: Path) -> None:
+    source = (
+        '[sources.signed]\nderive = ["body"]\nverify = { scheme = "github", secret_env = "S" }\nretry_horizon_ms = 1\n'
+    )
+    text = GATEWAY.replace("127.0.0.1:0", "0.0.0.0:0") + ROUTE + 'source = "signed"\n' + source
+    assert read(file, text, {"S": "secret"}).gateway.routes[0].source == "signed"
+
+
+def test_tables_of_an_array_have_a_number() -> None:
+    lines = locate(
+        "[[a.b]]\nx = 1\n[a.b.c]\ny = 1\n[[a.b]]\nx = 2\n[[a.b.d]]\nz = [{ q = 1 }, { q = 2 }]\n[e]\nf = 1\n"
+    )
+    assert lines[("a", "b", "0", "x")] == 2
+    assert lines[("a", "b", "0", "c", "y")] == 4
+    assert lines[("a", "b", "1", "x")] == 6
+    assert lines[("a", "b", "1", "d", "0", "z", "1", "q")] == 8
+    assert lines[("e", "f")] == 10

@@ -1,0 +1,231 @@
+"""Two workers and what is between them: one hop, every call answered once, and nothing definite about what is lost."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from idemactor.core.commands import Accept, Command, Commit, Extend, Forget, Get, Release, Reserve
+from idemactor.core.keys import identity_hash, shard_of
+from idemactor.core.queries import Inspect, Inspected, ListRecords, RecordsPage
+from idemactor.core.replies import Committed, InFlight, Overloaded, Released, Reserved, Unavailable, Unknown
+from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.storage.base import Batch
+from idemactor.workers import outgoing, peer
+from idemactor.workers.outgoing import UNAVAILABLE_RETRY_MS
+from tests.shard.harness import NAMESPACE, TENANT, Call, identity, key_in, reserve
+from tests.workers.rig import SHARDS, running
+
+HERE, THERE = key_in(0, SHARDS), key_in(1, SHARDS)
+"""A key of worker 0's, and one of worker 1's."""
+
+
+def hold(disk: Any) -> trio.Event:
+    """Let every commit of a disk wait until the event is set."""
+    opened = trio.Event()
+
+    async def wait(_: Batch) -> None:
+        await opened.wait()
+
+    disk.before_commit = wait
+    return opened
+
+
+async def settled() -> None:
+    """Let everything run until only time, or the test, could bring anything new."""
+    for _ in range(5):
+        await trio.testing.wait_all_tasks_blocked(0.002)
+
+
+def random_command(chance: random.Random, tokens: list[int]) -> Command:
+    subject = identity(f"k{chance.randrange(12)}")
+    token = chance.choice(tokens[-6:] or [1])
+    commands: list[Command] = [
+        Reserve(subject, request_id=f"r{chance.randrange(9)}", lease_ms=60_000),
+        Reserve(subject, lease_ms=60_000),
+        Accept(subject),
+        Commit(subject, token),
+        Release(subject, token),
+        Extend(subject, token, 1_000),
+        Get(subject),
+        Forget(subject, force=chance.random() < 0.5),
+    ]
+    return chance.choice(commands)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+async def test_it_does_not_matter_who_is_asked(count: int) -> None:
+    seed = random.randrange(2**32)
+    chance = random.Random(seed)
+    tokens: list[int] = []
+    async with running(1) as alone, running(count) as workers:
+        for _ in range(400):
+            command = random_command(chance, tokens)
+            expected = await alone[0].one(command)
+            answer = await chance.choice(workers).one(command)
+            assert type(answer) is type(expected), f"seed {seed}: {command}"
+            if isinstance(answer, Reserved):
+                assert isinstance(expected, Reserved)
+                assert answer.token == expected.token, f"seed {seed}: {command}"
+                tokens.append(answer.token)
+
+
+async def test_many_at_once_have_one_winner_and_one_answer_each() -> None:
+    async with running(3) as workers:
+        for number in range(20):
+            calls = [call for worker in workers for call in worker.send(*[reserve(f"k{number}")] * 5)]
+            answers = [await call.wait() for call in calls]
+            assert [type(answer) for answer in answers].count(Reserved) == 1
+            assert [type(answer) for answer in answers].count(InFlight) == 14
+
+
+async def test_commands_of_one_caller_keep_their_order() -> None:
+    async with running(2) as workers:
+        [first, *_] = calls = workers[0].send(*[reserve(THERE)] * 100, *[reserve(HERE)] * 100)
+        for call in calls:
+            await call.wait()
+        assert first.got(Reserved).token == 1
+        assert calls[100].got(Reserved)
+
+
+async def test_who_is_lost_with_a_worker_is_told_that_nobody_knows_and_only_that() -> None:
+    async with running(2) as workers:
+        release = hold(workers[1].disks[1])
+        calls = workers[0].send(reserve(THERE), Get(identity(THERE)), reserve(HERE))
+        await calls[2].wait()
+        await settled()
+        assert not calls[0].answered
+        connection = workers[0].peers[1]._talk
+        assert connection is not None
+        connection.scope.cancel()
+        assert [await call.wait() for call in calls[:2]] == [Unavailable(UNAVAILABLE_RETRY_MS)] * 2
+        assert await workers[0].one(reserve(THERE)) == Unavailable(UNAVAILABLE_RETRY_MS)
+        release.set()
+        await settled()
+        await workers.connect(0, 1)
+        # It was carried out, as it happens.
+        assert isinstance(await workers[0].one(reserve(THERE)), InFlight)
+        assert isinstance(await workers[0].one(reserve(HERE)), InFlight)
+
+
+async def test_a_new_connection_takes_the_place_of_the_old_one() -> None:
+    async with running(2) as workers:
+        hold(workers[1].disks[1])
+        [lost] = workers[0].send(reserve(THERE))
+        await settled()
+        await workers.connect(0, 1)
+        assert await lost.wait() == Unavailable(UNAVAILABLE_RETRY_MS)
+        assert isinstance(await workers[0].one(Get(identity(HERE))), Unknown)
+
+
+async def test_more_open_calls_than_there_may_be_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "OUTSTANDING_MAX", 3)
+    async with running(2) as workers:
+        release = hold(workers[1].disks[1])
+        calls = workers[0].send(*[reserve(THERE)] * 5)
+        assert [call.answered for call in calls] == [False] * 3 + [True] * 2
+        assert all(isinstance(call.answer, Overloaded) for call in calls[3:])
+        release.set()
+        answers = [await call.wait() for call in calls[:3]]
+        assert [type(answer) for answer in answers] == [Reserved, InFlight, InFlight]
+        assert isinstance(await workers[0].one(reserve(THERE)), InFlight)
+
+
+async def test_answers_of_one_read_reach_a_caller_together() -> None:
+
+    class Connection:
+        closed = False
+
+        def __init__(self) -> None:
+            self.deliveries: list[list[object]] = []
+            self.done = trio.Event()
+
+        def deliver(self, answers: list[tuple[object, Answer]]) -> None:
+            self.deliveries.append([tag for tag, _ in answers])
+            self.done.set()
+
+    async with running(2) as workers:
+        connection = Connection()
+        workers[0].router.route([Envelope(Get(identity(THERE)), connection, tag) for tag in range(9)])
+        with trio.fail_after(10):
+            await connection.done.wait()
+        assert connection.deliveries == [list(range(9))]
+
+
+async def test_a_waiter_is_granted_through_the_other_worker_and_one_that_left_is_not() -> None:
+    async with running(2) as workers:
+        held = await workers[1].one(reserve(THERE))
+        assert isinstance(held, Reserved)
+        gone, waits = workers[0].send(reserve(THERE, wait_ms=60_000), reserve(THERE, wait_ms=60_000))
+        await settled()
+        gone.closed = True
+        workers[0].peers[1].tell_departures()
+        await settled()
+        assert await workers[1].one(Release(identity(THERE), held.token)) == Released(repeated=False)
+        granted = await waits.wait()
+        assert isinstance(granted, Reserved)
+        assert not gone.answered
+        assert isinstance(await workers[1].one(Commit(identity(THERE), granted.token)), Committed)
+
+
+async def test_nobody_who_waits_behind_a_dead_connection_is_granted() -> None:
+    async with running(2) as workers:
+        held = await workers[1].one(reserve(THERE))
+        assert isinstance(held, Reserved)
+        [waits] = workers[0].send(reserve(THERE, wait_ms=60_000))
+        await settled()
+        talk = workers[0].peers[1]._talk
+        assert talk is not None
+        talk.scope.cancel()
+        assert isinstance(await waits.wait(), Unavailable)
+        await settled()
+        await workers[1].one(Release(identity(THERE), held.token))
+        fresh = await workers[1].one(reserve(THERE))
+        assert isinstance(fresh, Reserved)
+
+
+async def test_questions_cross_and_a_shard_says_how_it_stands() -> None:
+    async with running(2) as workers:
+        await workers[0].one(reserve(THERE))
+        remote = workers[0].router.shards[1]
+        inspect = Call(Inspect())
+        workers[0].router.ask(1, Envelope(inspect.command, inspect, None))
+        inspected = await inspect.wait()
+        assert isinstance(inspected, Inspected)
+        assert sum(tally.pending for _, tally in inspected.tallies) == 1
+        assert (remote.in_memory, remote.quarantined, remote.queue_depth) == (True, False, 0)
+        listing = Call(ListRecords(TENANT, NAMESPACE, None, None, None, 0, 10))
+        workers[0].router.ask(1, Envelope(listing.command, listing, None))
+        page = await listing.wait()
+        assert isinstance(page, RecordsPage)
+        assert [key for _, key, _ in page.rows] == [THERE]
+        talk = workers[0].peers[1]._talk
+        assert talk is not None
+        talk.scope.cancel()
+        await settled()
+        assert (remote.in_memory, remote.quarantined) == (False, True)
+
+
+async def test_what_a_slow_worker_has_not_taken_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(peer, "UNSENT_BYTES_MAX", -1)
+    async with running(2) as workers:
+        assert isinstance(await workers[0].one(reserve(THERE)), Overloaded)
+        assert isinstance(await workers[0].one(reserve(HERE)), Reserved)
+
+
+async def test_every_worker_learns_how_many_keys_the_others_have() -> None:
+    key = (TENANT, NAMESPACE)
+    async with running(2) as workers:
+        for number in range(10):
+            await workers[0].one(reserve(f"k{number}"))
+        await workers.connect(0, 1)
+        await settled()
+        assert [worker.census.total(key) for worker in workers] == [10, 10]
+
+
+def test_the_keys_of_these_tests_are_where_they_should_be() -> None:
+    assert [shard_of(identity_hash(identity(key)), SHARDS) for key in (HERE, THERE)] == [0, 1]
