@@ -26,6 +26,7 @@ class Code(enum.StrEnum):
     TOO_LARGE = "IDEMPOTENCY_TOO_LARGE"
     UNSUPPORTED_MEDIA_TYPE = "IDEMPOTENCY_UNSUPPORTED_MEDIA_TYPE"
     UNAUTHENTICATED = "IDEMPOTENCY_UNAUTHENTICATED"
+    BAD_SIGNATURE = "IDEMPOTENCY_BAD_SIGNATURE"
     FORBIDDEN = "IDEMPOTENCY_FORBIDDEN"
     UNKNOWN_NAMESPACE = "IDEMPOTENCY_UNKNOWN_NAMESPACE"
     QUOTA_EXCEEDED = "IDEMPOTENCY_QUOTA_EXCEEDED"
@@ -66,10 +67,13 @@ class InvalidRequest(RequestError):
 
 
 class Unauthorized(RequestError):
-    """A request whose sender has not proved who it is; the detail never says what would have passed."""
+    """A request whose sender has not proved who it is; the detail never says what would have passed.
+
+    It is not the caller who is not known: that is ``UNAUTHENTICATED``.
+    """
 
     def __init__(self, detail: str, *, field: str | None = None) -> None:
-        super().__init__(Code.UNAUTHENTICATED, detail, field=field)
+        super().__init__(Code.BAD_SIGNATURE, detail, field=field)
 
 
 class ConfigError(IdemactorError):

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import gc
 import logging
+import os
 import resource
 import signal
 import ssl
@@ -19,11 +20,14 @@ from typing import Final
 import trio
 
 from idemactor.config import DoorSection, ServerConfig
+from idemactor.config.model import LogLevel
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
+from idemactor.gateway.refs import parse_ref
+from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
@@ -52,6 +56,7 @@ from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
+from idemactor.wire.requests import Watch
 
 DRAIN_SECONDS_MAX: Final = 30.0
 """How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
@@ -64,6 +69,9 @@ DESCRIPTORS_PER_SHARD: Final = 5
 
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
+
+_SALT_BYTES: Final = 32
+"""Of the digests that stand for keys in the log."""
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +113,8 @@ def make_context(
     config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
 ) -> ServerContext:
     """What the doors of a process are given."""
-    resolver = resolver_of(config.sources, clock.now_ms)
-    authenticator = Authenticator(config.tokens, config.namespaces, resolver)
+    resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
+    authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
     return context
@@ -239,12 +247,25 @@ async def check_settings(config: ServerConfig, engines: Engines, now_ms: int) ->
     _warn_of_what_is_out_of_reach(config, engines)
 
 
+def _request_log(config: ServerConfig) -> Watch | None:
+    """Who looks at every call; nobody, unless the log is at its most talkative."""
+    if config.log.level is not LogLevel.DEBUG:
+        return None
+    return RequestLog(logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)), config.sources)
+
+
 def _warn_of_sources(config: ServerConfig) -> None:
     """What cannot be known about a source that somebody configured; the shipped ones nobody may be using."""
     for name, source in config.sources.items():
         if source is not SHIPPED.get(name):
             for detail in source.doubts:
                 logs.log_event(_log, logging.WARNING, "source_memory_unsure", source=name, detail=detail)
+        # What a shipped source goes by is said in its documentation.
+        known = {ref.spelling for ref in SHIPPED[name].plan.keyed} if name in SHIPPED else set()
+        for text in source.unsigned:
+            if parse_ref(text).spelling not in known:
+                detail = f"its sender does not sign {text}: a request that was signed can be sent again with another"
+                logs.log_event(_log, logging.WARNING, "source_replayable", source=name, detail=detail)
 
 
 def _warn_of_what_is_out_of_reach(config: ServerConfig, engines: Engines) -> None:

@@ -82,6 +82,7 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     Code.TOO_LARGE: Exit.USAGE,
     Code.UNKNOWN_NAMESPACE: Exit.USAGE,
     Code.UNAUTHENTICATED: Exit.DENIED,
+    Code.BAD_SIGNATURE: Exit.DENIED,
     Code.FORBIDDEN: Exit.DENIED,
     Code.QUOTA_EXCEEDED: Exit.QUOTA,
     Code.OVERLOADED: Exit.OUT_OF_SERVICE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -39,13 +40,15 @@ def key(source: str, config: Path | None) -> None:
     The answer is one line of JSON. It reads the server's own configuration and needs no server. What a reserve
     with this request would be refused for is said with the same code.
     """
-    from idemactor.core.limits import FRAME_BYTES_MAX
+    from idemactor.core.limits import BODY_BYTES_MAX
 
-    # What is larger than any call may be is refused unread.
-    data = sys.stdin.buffer.read(FRAME_BYTES_MAX + 1)
+    # As much as the call over HTTP would take with the request in it.
+    most = BODY_BYTES_MAX - len(json.dumps({"source": source, "request": ""}).replace('""}', "}"))
+    data = sys.stdin.buffer.read(most + 1)
     try:
-        if len(data) > FRAME_BYTES_MAX:
-            raise InvalidRequest(f"it is larger than {FRAME_BYTES_MAX} bytes, which no server takes", field="request")
+        if len(data) > most:
+            detail = f"it is larger than {most} bytes: the body of a call has at most {BODY_BYTES_MAX}"
+            raise InvalidRequest(detail, field="request")
         members = _key_of(source, data, config)
     except ConfigError as error:
         fail(str(error), Exit.USAGE)

@@ -16,6 +16,7 @@ from idemactor.client.clock import ManualClock
 from idemactor.client.commands import Op
 from idemactor.client.errors import (
     AlreadyCommittedError,
+    BadSignature,
     ClientClosed,
     CommitUnacknowledged,
     DuplicateError,
@@ -72,6 +73,7 @@ __all__ = [
     "Accepted",
     "Acknowledged",
     "AlreadyCommittedError",
+    "BadSignature",
     "Client",
     "ClientClosed",
     "CommitUnacknowledged",

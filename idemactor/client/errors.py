@@ -152,6 +152,10 @@ class Unauthenticated(Refused):
     """The server does not know this token. Never a reason to go on unprotected."""
 
 
+class BadSignature(Refused):
+    """The request that came with its source is not its sender's."""
+
+
 class Forbidden(Refused):
     """The token is good, but not for this."""
 

@@ -282,6 +282,7 @@ _PLAIN: Final[Mapping[str, type[Refused]]] = {
     Code.INVALID_REQUEST: errors.InvalidRequest,
     Code.TOO_LARGE: errors.TooLarge,
     Code.UNAUTHENTICATED: errors.Unauthenticated,
+    Code.BAD_SIGNATURE: errors.BadSignature,
     Code.FORBIDDEN: errors.Forbidden,
     Code.UNKNOWN_NAMESPACE: errors.UnknownNamespace,
     Code.QUOTA_EXCEEDED: errors.QuotaExceeded,

@@ -146,17 +146,6 @@ def check_routes(
         if route.timeout_ms > policy.lease_total_max_ms:
             most = f"the lease_total_max_ms {policy.lease_total_max_ms} of its namespace"
             yield f"{at}.timeout_ms", f"is more than {most}: no lease lasts that long"
-        if source is not None:
-            yield from _forgets_too_soon(at, route, source, policy)
-
-
-def _forgets_too_soon(at: str, route: Route, source: Source, policy: Policy) -> Iterator[tuple[str, str]]:
-    """A memory shorter than the sender's retries would take a late one for another operation."""
-    horizon_ms = source.retry_horizon_ms
-    for setting, memory_ms in source.memories(policy.ttl_ms):
-        if horizon_ms is not None and memory_ms < horizon_ms:
-            text = f"source {show(source.name)} may send again for {horizon_ms} ms, and {setting} of namespace"
-            yield f"{at}.namespace", f"{text} {show(route.namespace)} remembers for {memory_ms} ms only"
 
 
 def is_guarded(route: Route, sources: Mapping[str, Source]) -> bool:

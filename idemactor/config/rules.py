@@ -134,15 +134,14 @@ def _check_sources(config: ServerConfig, tree: Table) -> Iterator[Problem]:
         where = f"sources.{name}"
         if not _given(tree, where):
             continue
-        policy = config.namespaces.get(source.namespace)
-        if policy is None:
+        if source.namespace not in config.namespaces:
             known = ", ".join(sorted(config.namespaces))
             yield _problem(tree, f"{where}.namespace", f'there is no namespace "{source.namespace}"; there are {known}')
             continue
         horizon_ms = source.retry_horizon_ms
-        for setting, memory_ms in source.memories(policy.ttl_ms):
+        for setting, memory_ms in source.memories:
             if horizon_ms is not None and memory_ms < horizon_ms:
-                given = ("retry_horizon_ms", setting, "namespace")
+                given = ("retry_horizon_ms", setting)
                 yield _problem(
                     tree,
                     next((f"{where}.{one}" for one in given if _given(tree, f"{where}.{one}")), where),

@@ -87,6 +87,13 @@ class Section:
         """Was the setting given, rightly or wrongly?"""
         return name in self._table.members
 
+    def sections(self, *names: str) -> Iterator[tuple[str, Section]]:
+        """Those of the tables ``names`` that were given; one that is no table is reported and left out."""
+        for name in names:
+            section = self.section(name)
+            if self.has_table(name):
+                yield name, section
+
     def has_table(self, name: str) -> bool:
         """Was it given, and as a table?"""
         return isinstance(self._table.members.get(name), Table)

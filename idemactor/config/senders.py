@@ -15,7 +15,7 @@ from idemactor.gateway.plan import STATUS_MAX, STATUS_MIN
 from idemactor.gateway.profiles import SCHEMES, SHIPPED
 from idemactor.gateway.refs import InvalidRef, parse_ref
 from idemactor.gateway.source import Answers, Bucket, Format, InvalidSource, Recipe, Source, Verify
-from idemactor.gateway.verify import TOLERANCE_MS_DEFAULT, InvalidSecret, Scheme
+from idemactor.gateway.verify import TIMELESS, TOLERANCE_MS_DEFAULT, InvalidSecret, Scheme
 
 TOLERANCE_MS_MAX: Final = limits.DAY_MS
 
@@ -35,21 +35,33 @@ def _source(name: str, section: Section, environment: Mapping[str, str]) -> Sour
     """One source; None where it cannot be, which is reported."""
     given = _fields(section)
     base = SHIPPED.get(name)
-    if section.has("answers"):
-        given["answers"] = _answers(section.section("answers"), base.answers if base else Answers())
-    if section.has("normalise"):
-        given["normalise"] = _normalise(section.section("normalise"))
-    verify = _verify(section.section("verify"), SCHEMES.get(name), environment) if section.has("verify") else None
+    for setting, below in section.sections("answers", "normalise", "verify"):
+        if setting == "answers":
+            given[setting] = _answers(below, base.answers if base else Answers())
+        elif setting == "normalise":
+            given[setting] = _normalise(below)
+        else:
+            given[setting] = _verify(below, SCHEMES.get(name), environment)
     section.close()
-    bucket = given.get("bucket", base.bucket if base else Bucket.WINDOW)
-    if "window_ms" in given and bucket is not Bucket.WINDOW:
-        section.report(f'stands beside bucket = "{bucket}": only a "window" has a length', "window_ms")
+    _report_what_has_no_effect(section, given, base)
     try:
         source = replace(base, **given) if base else Source(name, **given)
     except InvalidSource as error:
         section.report(str(error), error.setting)
         return None
-    return replace(source, verify=verify) if verify else source
+    return source
+
+
+def _report_what_has_no_effect(section: Section, given: Mapping[str, Any], base: Source | None) -> None:
+    """Settings that somebody wrote down and that nothing would ever read."""
+    bucket = given.get("bucket", base.bucket if base else Bucket.WINDOW)
+    if "window_ms" in given and bucket is not Bucket.WINDOW:
+        section.report(f'stands beside bucket = "{bucket}": only a "window" has a length', "window_ms")
+    # Where derive itself is wrong, that is said.
+    if not section.has("derive") and not (base and base.derive):
+        for name in ("window_ms", "bucket", "nonce"):
+            if name in given:
+                section.report("has no effect without derive: it is about derived keys", name)
 
 
 def _fields(section: Section) -> dict[str, Any]:
@@ -101,6 +113,8 @@ def _verify(section: Section, scheme: Scheme | None, environment: Mapping[str, s
     variables = section.require("secret_env", _variables(), ())
     tolerance_ms = section.read("tolerance_ms", kinds.integer(1, TOLERANCE_MS_MAX), TOLERANCE_MS_DEFAULT)
     section.close()
+    if section.has("tolerance_ms") and scheme in TIMELESS:
+        section.report(f'stands beside the scheme "{scheme}", which signs no time', "tolerance_ms")
     secrets = [environment.get(variable, "") for variable in variables]
     for variable, secret in zip(variables, secrets, strict=True):
         if not secret:

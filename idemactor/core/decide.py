@@ -44,7 +44,7 @@ from idemactor.core.commands import (
     Resolve,
     Verdict,
 )
-from idemactor.core.fingerprint import Fingerprint
+from idemactor.core.fingerprint import Fingerprint, contradict
 from idemactor.core.ids import uuid7
 from idemactor.core.keys import Identity
 from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, Policy
@@ -201,9 +201,9 @@ def _acquire(
 ) -> Decision:
     reply: Reply
     given, held = command.fingerprint, record.fingerprint if record else None
-    rule_changed = given is not None and held is not None and given.rule != held.rule
-    if given is not None and held is not None and not rule_changed and given.value != held.value:
+    if given is not None and held is not None and contradict(given, held):
         return Decision(Mismatch())
+    rule_changed = given is not None and held is not None and given.rule != held.rule
     if tombstone is not None and command.request_id is not None and command.request_id == tombstone.request_id:
         return Decision(Withdrawn(), rule_changed=rule_changed)
     if record is None:

@@ -23,6 +23,9 @@ VERSION: Final = "v1"
 CALLER_RULE: Final = "caller"
 """The rule of a fingerprint that the caller computed itself."""
 
+SOURCE_RULE: Final = "source"
+"""The family of the rules of sources: the family, the source's name and a digest, joined by colons."""
+
 EXPONENT_DIGITS_MAX: Final = 6
 """How many digits the exponent of a number may be written with."""
 
@@ -33,6 +36,7 @@ _NUMBER: Final = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?"
 
 __all__ = [
     "CALLER_RULE",
+    "SOURCE_RULE",
     "VERSION",
     "Fingerprint",
     "FingerprintRule",
@@ -41,6 +45,7 @@ __all__ = [
     "Number",
     "canonical",
     "canonical_number",
+    "contradict",
     "fingerprint_of",
     "parse_pointer",
 ]
@@ -77,11 +82,30 @@ class Fingerprint:
     Attributes:
         value: ``v1:`` and 64 hex digits where the server computed it; up to 128 characters where the caller
             did.
-        rule: What it was made under; fingerprints of different rules say nothing about each other.
+        rule: What it was made under; fingerprints of different rules say nothing about each other, but for those
+            of different sources (``contradict``).
     """
 
     value: str
     rule: str
+
+
+def contradict(one: Fingerprint, other: Fingerprint) -> bool:
+    """Whether the two stand for different payloads: they differ under one rule, or come from different sources.
+
+    What two senders send is never one operation, however alike their ids are. Another rule of one source's own, or
+    of a namespace, says nothing: a setting was changed in between.
+    """
+    if one.rule == other.rule:
+        return one.value != other.value
+    senders = _sender(one.rule), _sender(other.rule)
+    return None not in senders and senders[0] != senders[1]
+
+
+def _sender(rule: str) -> str | None:
+    """The source whose rule this is; None for the rules of namespaces and callers."""
+    family, _, rest = rule.partition(":")
+    return rest.rpartition(":")[0] if family == SOURCE_RULE else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from idemactor.gateway.multipart import parts_of
 from idemactor.gateway.plan import Plan
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.words import Format
-from idemactor.wire.media import is_json
+from idemactor.wire.media import is_form, is_json
 from idemactor.wire.strict_json import InvalidJSON, parse
 
 FIELDS_MAX: Final = 10_000
@@ -62,19 +62,24 @@ def read_body(kind: Format, plan: Plan, request: RawRequest) -> Body:
         case Format.JSON:
             return _json(request.body)
         case Format.FORM:
-            return Form(fields_of(request.body, BODY_FIELD), request.body)
+            return _form(request.body)
         case Format.TEXT:
             return _text(request.body, plan.pattern)
         case Format.BYTES:
             return _opaque(request)
         case Format.AUTO:
-            return _json(request.body) if _is_json(request) else _opaque(request)
+            return _of_its_type(request)
 
 
-def _is_json(request: RawRequest) -> bool:
+def _of_its_type(request: RawRequest) -> Body:
     types = request.header("Content-Type")
     codings = [coding for coding in request.header("Content-Encoding") if coding.lower() != "identity"]
-    return bool(request.body) and len(types) == 1 and not codings and is_json(types[0])
+    if request.body and len(types) == 1 and not codings:
+        if is_json(types[0]):
+            return _json(request.body)
+        if is_form(types[0]):
+            return _form(request.body)
+    return _opaque(request)
 
 
 # ---------------------------------------------------------------------------------------------------------------- JSON
@@ -194,15 +199,19 @@ class Form:
     raw: bytes
 
     def member(self, tokens: Tokens) -> object:
-        """The value of a field."""
-        return value_of(self.fields, tokens[0], f"/{tokens[0]}")
+        """The value of a field; there is nothing within one."""
+        return ABSENT if len(tokens) > 1 else value_of(self.fields, tokens[0], f"/{tokens[0]}")
 
     def content(self, left_out: Sequence[Tokens], changes: Mapping[Tokens, Change]) -> object:
         """Its bytes; where something is left out or changed, those of each field that counts."""
         if not left_out and not changes:
-            return self.raw
-        by_name = {tokens[0]: change for tokens, change in changes.items()}
-        return counted(self.fields, [tokens[0] for tokens in left_out], by_name)
+            return self.raw if self.fields else b""
+        by_name = {tokens[0]: change for tokens, change in changes.items() if len(tokens) == 1}
+        return counted(self.fields, [tokens[0] for tokens in left_out if len(tokens) == 1], by_name)
+
+
+def _form(data: bytes) -> Form:
+    return Form(fields_of(data, BODY_FIELD), data)
 
 
 # ---------------------------------------------------------------------------------------------------------------- text
@@ -255,7 +264,11 @@ def _text(data: bytes, pattern: re.Pattern[str] | None) -> Text:
         raise InvalidRequest(f"the body is not UTF-8 text at byte {error.start}", field=BODY_FIELD) from None
     if pattern is None:
         return Text(data, None)
-    match = pattern.fullmatch(text) if len(data) <= PATTERN_BYTES_MAX else None
+    if len(data) > PATTERN_BYTES_MAX:
+        raise InvalidRequest(
+            f"a body that a pattern is tried on has at most {PATTERN_BYTES_MAX} bytes", field=BODY_FIELD
+        )
+    match = pattern.fullmatch(text)
     if match is None:
         raise InvalidRequest("the body does not match the source's pattern", field=BODY_FIELD)
     return Text(data, match)

@@ -13,6 +13,7 @@ from idemactor.errors import IdemactorError
 
 BLANK: Final = " \t\r\n\f\v"
 """White space at the ends of a value: ASCII's."""
+_BLANK_BYTES: Final = BLANK.encode()
 
 _UPPER: Final = str.maketrans(ascii_lowercase, ascii_uppercase)
 _LOWER: Final = str.maketrans(ascii_uppercase, ascii_lowercase)
@@ -64,6 +65,17 @@ def is_missing(value: object) -> bool:
     return value is None or (isinstance(value, str) and not value.strip(BLANK))
 
 
+def is_nothing(value: object) -> bool:
+    """Whether nothing is left of a whole body but its shape: all in it is missing."""
+    if isinstance(value, bytes):
+        return not value.strip(_BLANK_BYTES)
+    if isinstance(value, dict):
+        return all(is_nothing(member) for member in value.values())
+    if isinstance(value, list):
+        return all(is_nothing(item) for item in value)
+    return is_missing(value)
+
+
 def _on_text(change: Callable[[str], str]) -> Callable[[object], object]:
     # What is no text has neither ends nor a case.
     return lambda value: change(value) if isinstance(value, str) else value
@@ -73,14 +85,15 @@ def _decimal(value: object) -> object:
     if type(value) is int:
         return value
     text = value.text if isinstance(value, Number) else repr(value) if isinstance(value, float) else value
-    if not isinstance(text, str):
+    if not isinstance(text, str) or text.startswith("+-"):
         raise NotNormal("it is no decimal number")
+    text = text.removeprefix("+")
     try:
         # Exponents are checked here and never expanded.
-        canonical_number(text.removeprefix("+"))
+        canonical_number(text)
     except InvalidPayload as error:
         raise NotNormal(str(error)) from None
-    return Number(text.removeprefix("+"))
+    return Number(text)
 
 
 def _symbol(value: object) -> object:

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Final
 
-from idemactor.core.fingerprint import VERSION, canonical
+from idemactor.core.fingerprint import SOURCE_RULE, VERSION, canonical
 from idemactor.core.keys import InvalidNamespace, check_namespace
 from idemactor.errors import IdemactorError
 from idemactor.gateway.normalise import Normaliser
+from idemactor.gateway.patterns import why_not_apart
 from idemactor.gateway.refs import InvalidRef, Place, Ref, parse_ref
 from idemactor.gateway.words import Format
 
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 STATUS_MIN: Final = 200
 STATUS_MAX: Final = 599
+
+KEY_HEADER: Final = "Idempotency-Key"
+KEY_MEMBER: Final = "idempotencyKey"
+KEY_HEADER_REF: Final = f"header:{KEY_HEADER}"
+KEY_MEMBER_REF: Final = f"/{KEY_MEMBER}"
+"""Where senders put keys of their own."""
 
 _RULE_DIGITS: Final = 16
 """Hex digits of the digest that tells one source's rule from another, as for the rules of namespaces."""
@@ -36,6 +43,11 @@ _PLACES: Final[Mapping[str, frozenset[Place]]] = {
     "secrets": _VALUES,
 }
 """What each setting may name."""
+_WHY_NOT: Final[Mapping[tuple[str, Place], str]] = {
+    ("exclude", Place.HEADER): "header fields never count in a fingerprint unless named by headers",
+    ("exclude", Place.BODY): "only members and parameters can be left out",
+    ("exclude", Place.PATH): "only members and parameters can be left out",
+}
 
 
 class InvalidSource(IdemactorError, ValueError):
@@ -72,6 +84,11 @@ class Plan:
     pattern: re.Pattern[str] | None
     rule_id: str
 
+    @property
+    def keyed(self) -> Iterator[Ref]:
+        """Everything that makes up keys."""
+        return (ref for _, ref in _named(self))
+
 
 def plan_of(source: Source) -> Plan:
     """``source``, made ready.
@@ -92,8 +109,10 @@ def plan_of(source: Source) -> Plan:
         pattern=_pattern(source),
         rule_id=_rule_id(source),
     )
+    if len(set(plan.ids)) != len(plan.ids):
+        raise InvalidSource("id", "it names something twice")
     _check_members(source, plan)
-    _check_secrets(plan, secrets)
+    _check_secrets(source, plan, secrets)
     return plan
 
 
@@ -110,8 +129,8 @@ def _ref(setting: str, text: str) -> Ref:
     except InvalidRef as error:
         raise InvalidSource(setting, f"{text!r}: {error}") from None
     if ref.place not in _PLACES[setting]:
-        why = "header fields never count in a fingerprint unless named by headers" if setting == "exclude" else ""
-        raise InvalidSource(setting, f"{text!r} has no place here{': ' if why else ''}{why}")
+        why = _WHY_NOT.get((setting, ref.place))
+        raise InvalidSource(setting, f"{text!r} has no place here" + (f": {why}" if why else ""))
     return ref
 
 
@@ -120,7 +139,7 @@ def _check_words(source: Source) -> None:
         check_namespace(source.namespace)
     except InvalidNamespace as error:
         raise InvalidSource("namespace", str(error)) from None
-    if not (source.client_key or source.id or source.derive):
+    if source.client_key is False and not source.id and not source.derive:
         raise InvalidSource("id", "there is no way to find a key: name an id, or what to derive it from")
     if any(not recipe for recipe in source.id):
         raise InvalidSource("id", "a tuple names at least one thing")
@@ -172,22 +191,33 @@ def _check_members(source: Source, plan: Plan) -> None:
             raise InvalidSource(setting, f"{ref.text!r}: {wrong}")
 
 
-def _check_secrets(plan: Plan, secrets: tuple[Ref, ...]) -> None:
+def _check_secrets(source: Source, plan: Plan, secrets: tuple[Ref, ...]) -> None:
     """Nothing that makes up a key may be a secret, lie in one, or hold one."""
     headers = (("headers", Ref(f"header:{name}", Place.HEADER, name)) for name in plan.headers)
     for setting, ref in (*_named(plan), *headers):
-        if any(secret.holds(ref) or ref.holds(secret) for secret in secrets):
+        if any(secret.meets(ref) for secret in secrets):
             raise InvalidSource(
                 setting, f"{ref.text!r} is a secret, or holds one: it reaches no key and no fingerprint"
             )
+    for read, text in ((source.reads_key_header, KEY_HEADER_REF), (source.reads_key_member, KEY_MEMBER_REF)):
+        if read and any(secret.meets(parse_ref(text)) for secret in secrets):
+            raise InvalidSource("secrets", f"{text!r} is the sender's own key: client_key = false leaves it unread")
+    if plan.pattern is not None:
+        why = why_not_apart(plan.pattern, {ref.tokens[0] for ref in secrets if ref.place is Place.MEMBER})
+        if why is not None:
+            raise InvalidSource("pattern", why)
 
 
 def _rule_id(source: Source) -> str:
     parts: list[object] = [
+        VERSION,
         source.format.value,
         source.pattern or "",
-        sorted({*source.exclude, *source.secrets}),
+        sorted({parse_ref(text).spelling for text in (*source.exclude, *source.secrets)}),
         sorted(name.lower() for name in source.headers),
-        {ref: [normaliser.value for normaliser in applied] for ref, applied in source.normalise.items()},
+        {
+            parse_ref(text).spelling: [normaliser.value for normaliser in applied]
+            for text, applied in source.normalise.items()
+        },
     ]
-    return f"{VERSION}:source:{sha256(canonical(parts)).hexdigest()[:_RULE_DIGITS]}"
+    return f"{SOURCE_RULE}:{source.name}:{sha256(canonical(parts)).hexdigest()[:_RULE_DIGITS]}"

@@ -10,6 +10,7 @@ from typing import Final
 from idemactor.core.pointers import InvalidPointer, parse_pointer
 from idemactor.errors import IdemactorError
 
+_INDEX: Final = re.compile(r"0|[1-9][0-9]{0,8}")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """A token (RFC 9110, section 5.6.2)."""
 
@@ -43,6 +44,23 @@ class Ref:
     place: Place
     name: str = ""
     tokens: tuple[str, ...] = ()
+
+    @property
+    def spelling(self) -> str:
+        """One text for all spellings of the same: names of header fields in lower case."""
+        return f"{self.place.value}:{self.name}" if self.place in (Place.HEADER, Place.QUERY) else self.text
+
+    @property
+    def within_each(self) -> Ref | None:
+        """What this names in one operation of an array, where it begins with an index; else None."""
+        if self.place is not Place.MEMBER or not _INDEX.fullmatch(self.tokens[0]):
+            return None
+        return Ref(self.text, self.place, tokens=self.tokens[1:])
+
+    def meets(self, other: Ref) -> bool:
+        """Whether one of the two may be the other or lie in it, where the body is an array of operations, too."""
+        pairs = ((self, other), (self.within_each, other), (self, other.within_each))
+        return any(one and another and (one.holds(another) or another.holds(one)) for one, another in pairs)
 
     def holds(self, other: Ref) -> bool:
         """Whether ``other`` is this or within it; the whole body leaves secrets out and holds none."""

@@ -8,7 +8,8 @@ from typing import Final
 
 from idemactor.gateway.normalise import Normaliser
 from idemactor.gateway.plan import InvalidSource, Plan, plan_of
-from idemactor.gateway.verify import Verify
+from idemactor.gateway.refs import Place
+from idemactor.gateway.verify import SIGNED_IDS, Verify
 from idemactor.gateway.words import Bucket, Format
 
 __all__ = ["Answers", "Bucket", "Format", "InvalidSource", "Normaliser", "Recipe", "Source", "Verify"]
@@ -40,7 +41,8 @@ class Source:
         namespace: Where the gateway's own doors keep its keys.
         format: How bodies are read.
         pattern: For ``text``: the expression that the whole text matches; its named groups are the members.
-        client_key: Whether the sender's ``Idempotency-Key`` and ``idempotencyKey`` count, before everything else.
+        client_key: Whether the sender's ``Idempotency-Key`` and ``idempotencyKey`` count, before everything else;
+            None: yes, but where the sender signs (``verify``) not the header, which no scheme signs.
         id: The source's own id, in order of preference.
         derive: What a key is made of where there is no id; all of it is required. ``body`` is the whole body.
         normalise: How what is named is normalised before it is used, in order.
@@ -53,7 +55,8 @@ class Source:
         secrets: What reaches no key and no fingerprint.
         verify: How the sender proves who it is; None: it need not.
         retry_horizon_ms: How long after its first attempt the sender may try again; None: nobody knows.
-        ttl_ms: How long a key that is not held by a window blocks, from its commit; None: the namespace's setting.
+        ttl_ms: How long a key that is not held by a window blocks, from its commit; None: as the namespace's setting
+            says, and at least ``retry_horizon_ms``.
         answers: How each result is told to this sender.
         plan: All this made ready, for ``resolve``.
 
@@ -65,7 +68,7 @@ class Source:
     namespace: str = "default"
     format: Format = Format.AUTO
     pattern: str | None = None
-    client_key: bool = True
+    client_key: bool | None = None
     id: tuple[Recipe, ...] = ()
     derive: tuple[str, ...] = ()
     normalise: Mapping[str, tuple[Normaliser, ...]] = field(default_factory=dict)
@@ -86,18 +89,36 @@ class Source:
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", plan_of(self))
 
-    def memories(self, ttl_ms: int) -> Iterator[tuple[str, int]]:
-        """How long its keys are remembered, milliseconds, and the setting that says so, for each way to find one.
+    @property
+    def reads_key_header(self) -> bool:
+        """Whether the sender's ``Idempotency-Key`` counts."""
+        return self.verify is None if self.client_key is None else self.client_key
 
-        Args:
-            ttl_ms: The setting of the namespace that holds them.
+    @property
+    def reads_key_member(self) -> bool:
+        """Whether the ``idempotencyKey`` of the body counts."""
+        return self.client_key is not False
+
+    @property
+    def memories(self) -> Iterator[tuple[str, int]]:
+        """How long its keys are remembered, milliseconds, and its own setting that says so, for each way to find one.
+
+        Where it says nothing, ``Resolved.memory`` sees to it that nothing is forgotten before its sender is done.
         """
-        name, kept_ms = ("ttl_ms", self.ttl_ms) if self.ttl_ms is not None else ("its namespace's ttl_ms", ttl_ms)
         windowed = bool(self.derive) and self.bucket is Bucket.WINDOW
-        if self.client_key or self.id or not windowed:
-            yield name, kept_ms
+        if self.ttl_ms is not None and (self.client_key is not False or self.id or not windowed):
+            yield "ttl_ms", self.ttl_ms
         if windowed:
             yield "window_ms", self.window_ms
+
+    @property
+    def unsigned(self) -> Iterator[str]:
+        """What its keys are made of that its sender, who signs, does not sign."""
+        if self.verify is not None:
+            signed = SIGNED_IDS[self.verify.scheme]
+            for ref in self.plan.keyed:
+                if ref.place in (Place.QUERY, Place.PATH) or (ref.place is Place.HEADER and ref.name not in signed):
+                    yield ref.text
 
     @property
     def doubts(self) -> Iterator[str]:

@@ -24,6 +24,7 @@ TOLERANCE_MS_DEFAULT: Final = 300_000
 SIGNATURES_MAX: Final = 32
 """How many signatures of one request are looked at; senders that rotate a secret send two."""
 
+_STANDARD_PARTS: Final = ("id", "timestamp", "signature")
 _MS_PER_S: Final = 1_000
 _SECRET_PREFIX: Final = "whsec_"
 _SECONDS: Final = re.compile(r"[0-9]{1,12}")
@@ -40,7 +41,7 @@ class Scheme(enum.StrEnum):
     STANDARD_WEBHOOKS = "standard-webhooks"
     """``webhook-id``, ``webhook-timestamp`` and ``webhook-signature`` (Standard Webhooks, signature scheme)."""
     SVIX = "svix"
-    """The same in fields named ``svix-``."""
+    """The same in fields named ``svix-``, or in those of Standard Webhooks, as Svix sends without its name."""
     STRIPE = "stripe"
     """``Stripe-Signature: t=...,v1=...`` (Stripe, "verify webhook signatures manually")."""
     GITHUB = "github"
@@ -49,6 +50,19 @@ class Scheme(enum.StrEnum):
     """``X-Shopify-Hmac-Sha256`` (Shopify, "verify a webhook"); no time is signed."""
     SLACK = "slack"
     """``X-Slack-Signature`` and ``X-Slack-Request-Timestamp`` (Slack, "verifying requests from Slack")."""
+
+
+SIGNED_IDS: Final[Mapping[Scheme, frozenset[str]]] = {
+    Scheme.STANDARD_WEBHOOKS: frozenset({"webhook-id"}),
+    Scheme.SVIX: frozenset({"svix-id", "webhook-id"}),
+    Scheme.STRIPE: frozenset(),
+    Scheme.GITHUB: frozenset(),
+    Scheme.SHOPIFY: frozenset(),
+    Scheme.SLACK: frozenset(),
+}
+"""The header fields, in lower case, that may be an id and are signed; of the rest of a request only the body is."""
+TIMELESS: Final = frozenset({Scheme.GITHUB, Scheme.SHOPIFY})
+"""The schemes that sign no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +101,7 @@ def check_signature(verify: Verify, request: RawRequest, *, now_ms: int) -> None
     """
     signed = _READ[verify.scheme](request)
     if signed.at_s is not None and abs(now_ms - signed.at_s * _MS_PER_S) > verify.tolerance_ms:
-        raise Unauthorized("the time of the request's signature is too far from now", field=signed.field)
+        raise Unauthorized(f"the time of the signature in {signed.name} is too far from now", field=signed.field)
     found = False
     for key in verify.keys:
         expected = hmac.digest(key, signed.content, sha256)
@@ -95,7 +109,7 @@ def check_signature(verify: Verify, request: RawRequest, *, now_ms: int) -> None
             # No short cut: which secret and which signature are right takes the same time to find out.
             found |= hmac.compare_digest(expected, signature)
     if not found:
-        raise Unauthorized("the request's signature is not its sender's", field=signed.field)
+        raise Unauthorized(f"the signature in {signed.name} is not the sender's", field=signed.field)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +117,29 @@ class _Signed:
     """What a request says about its signature.
 
     Attributes:
-        field: Where the signatures stand.
+        name: The header field in which the signatures stand.
         content: The bytes that are signed.
         signatures: The digests that are claimed.
         at_s: When it was signed, seconds since the epoch, where that is signed too.
     """
 
-    field: str
+    name: str
     content: bytes
     signatures: tuple[bytes, ...]
     at_s: int | None = None
+
+    @property
+    def field(self) -> str:
+        """Where they stand, as a refusal names it."""
+        return f"header:{self.name}"
 
 
 def _key(scheme: Scheme, secret: str) -> bytes:
     """The key of the HMAC; only Standard Webhooks encode theirs."""
     if not secret.strip():
         raise InvalidSecret("the secret is blank")
+    if secret != secret.strip():
+        raise InvalidSecret("the secret has white space at its ends")
     if scheme not in (Scheme.STANDARD_WEBHOOKS, Scheme.SVIX):
         return secret.encode("utf-8", "surrogateescape")
     try:
@@ -160,14 +181,24 @@ def _bytes(text: str) -> bytes:
 
 def _standard(prefix: str) -> Callable[[RawRequest], _Signed]:
     def read(request: RawRequest) -> _Signed:
-        name, time, place = (f"{prefix}-{part}" for part in ("id", "timestamp", "signature"))
+        name, time, place = (f"{prefix}-{part}" for part in _STANDARD_PARTS)
         said, at, signatures = _one(request, name), _one(request, time), _one(request, place)
         content = b".".join((_bytes(said), _bytes(at), request.body))
         # Other versions, asymmetric ones too, may stand beside v1: they are not looked at.
         claimed = (text.removeprefix("v1,") for text in signatures.split(" ") if text.startswith("v1,"))
-        return _Signed(f"header:{place}", content, tuple(map(_base64, claimed)), _seconds(at, time))
+        return _Signed(place, content, tuple(map(_base64, claimed)), _seconds(at, time))
 
     return read
+
+
+def _svix(request: RawRequest) -> _Signed:
+    prefix = "svix" if any(request.header(f"svix-{part}") for part in _STANDARD_PARTS) else "webhook"
+    signed = _standard(prefix)(request)
+    # An id of the other name is not signed; it may be a copy, and it may be anybody's.
+    others = request.header("webhook-id") if prefix == "svix" else []
+    if any(other != _one(request, "svix-id") for other in others):
+        raise Unauthorized("the request has a webhook-id field that is not its svix-id", field="header:webhook-id")
+    return signed
 
 
 def _stripe(request: RawRequest) -> _Signed:
@@ -178,18 +209,18 @@ def _stripe(request: RawRequest) -> _Signed:
         raise Unauthorized(f"the request's {name} field has no time, or several", field=f"header:{name}")
     signatures = _hex(value for key, _, value in pairs if key == "v1")
     at_s = _seconds(times[0], name)
-    return _Signed(f"header:{name}", b".".join((_bytes(times[0]), request.body)), signatures, at_s)
+    return _Signed(name, b".".join((_bytes(times[0]), request.body)), signatures, at_s)
 
 
 def _github(request: RawRequest) -> _Signed:
     name = "X-Hub-Signature-256"
     prefix, _, digest = _one(request, name).partition("=")
-    return _Signed(f"header:{name}", request.body, _hex(iter([digest] if prefix == "sha256" else [])))
+    return _Signed(name, request.body, _hex(iter([digest] if prefix == "sha256" else [])))
 
 
 def _shopify(request: RawRequest) -> _Signed:
     name = "X-Shopify-Hmac-Sha256"
-    return _Signed(f"header:{name}", request.body, (_base64(_one(request, name)),))
+    return _Signed(name, request.body, (_base64(_one(request, name)),))
 
 
 def _slack(request: RawRequest) -> _Signed:
@@ -197,12 +228,12 @@ def _slack(request: RawRequest) -> _Signed:
     at = _one(request, time)
     version, _, digest = _one(request, name).partition("=")
     content = b":".join((b"v0", _bytes(at), request.body))
-    return _Signed(f"header:{name}", content, _hex(iter([digest] if version == "v0" else [])), _seconds(at, time))
+    return _Signed(name, content, _hex(iter([digest] if version == "v0" else [])), _seconds(at, time))
 
 
 _READ: Final[Mapping[Scheme, Callable[[RawRequest], _Signed]]] = {
     Scheme.STANDARD_WEBHOOKS: _standard("webhook"),
-    Scheme.SVIX: _standard("svix"),
+    Scheme.SVIX: _svix,
     Scheme.STRIPE: _stripe,
     Scheme.GITHUB: _github,
     Scheme.SHOPIFY: _shopify,

@@ -9,7 +9,7 @@ class Format(enum.StrEnum):
     """How a body is read."""
 
     AUTO = "auto"
-    """By its content type: JSON by meaning, multipart by its parts, anything else byte by byte."""
+    """By its content type: JSON, a form, multipart by its parts, anything else byte by byte."""
     JSON = "json"
     FORM = "form"
     """``application/x-www-form-urlencoded``; members are its fields."""

@@ -35,6 +35,10 @@ class LogObserver(Observer):
     def opened(self, shard: int) -> None:
         log_event(_log, logging.DEBUG, "shard_opened", shard=shard)
 
+    def forged(self, source: str) -> None:
+        # Somebody tries, or the secret is not the sender's any more: either way it is for people.
+        log_event(_log, logging.INFO, "signature_refused", source=source)
+
     def connection_failed(self, door: str, error: BaseException) -> None:
         # What clients do is theirs, and they may do it often; a bug of ours was logged where it was caught.
         log_event(_log, logging.DEBUG, "connection_failed", door=door, what=type(error).__name__)

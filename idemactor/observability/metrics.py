@@ -86,6 +86,7 @@ class Metrics(Observer, Collector):
         self._results: Counter[tuple[str, str]] = Counter()
         self._events: Counter[tuple[str, int]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
+        self._forged: Counter[str] = Counter()
         self._opened: Counter[str] = Counter()
         self._closed: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
@@ -160,6 +161,9 @@ class Metrics(Observer, Collector):
     def refused(self, door: str, code: str) -> None:
         self._refused[door, str(code)] += 1
 
+    def forged(self, source: str) -> None:
+        self._forged[source] += 1
+
     def connection_opened(self, door: str) -> None:
         self._opened[door] += 1
 
@@ -198,6 +202,8 @@ class Metrics(Observer, Collector):
         yield self._sync_s.family("idemactor_sync_seconds", "Seconds for the sync of one transaction.")
         refused = self._refused.items()
         yield _labelled("refused", "Requests that never reached the state table.", ("door", "code"), refused)
+        forged = [((source,), count) for source, count in self._forged.items()]
+        yield _labelled("forged", "Requests that are not their sender's, by source.", ("source",), forged)
         yield from self._connections()
         yield from self._of_gateway()
         yield from self._shard_events()

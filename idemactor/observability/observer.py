@@ -44,6 +44,9 @@ class Observer:
     def refused(self, door: str, code: str) -> None:
         """A request never reached the state table."""
 
+    def forged(self, source: str) -> None:
+        """A request that came with the name of a source is not its sender's."""
+
     def connection_opened(self, door: str) -> None:
         """A client connected."""
 
@@ -119,6 +122,10 @@ class Observers(Observer):
     def refused(self, door: str, code: str) -> None:
         for observer in self._observers:
             observer.refused(door, code)
+
+    def forged(self, source: str) -> None:
+        for observer in self._observers:
+            observer.forged(source)
 
     def connection_opened(self, door: str) -> None:
         for observer in self._observers:

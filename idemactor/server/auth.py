@@ -18,7 +18,7 @@ from typing import Final, Protocol
 from idemactor.core.keys import InvalidNamespace, check_namespace
 from idemactor.core.policy import Policy
 from idemactor.errors import Code, InvalidRequest, RequestError
-from idemactor.wire.requests import OPERATOR_OPS, Scope
+from idemactor.wire.requests import OPERATOR_OPS, Scope, Watch
 from idemactor.wire.sourced import Resolver
 
 TENANT_DEFAULT: Final = "default"
@@ -95,13 +95,19 @@ class Authenticator:
         entries: The configured tokens; none: everyone is an operator of tenant ``default``.
         policies: The namespaces there are.
         resolver: Finds the keys of requests by their sources; None: there are no sources.
+        watch: Is told of every call that became a command; None: nobody is.
     """
 
     def __init__(
-        self, entries: Iterable[TokenEntry], policies: Mapping[str, Policy], resolver: Resolver | None = None
+        self,
+        entries: Iterable[TokenEntry],
+        policies: Mapping[str, Policy],
+        resolver: Resolver | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._policies = policies
         self._resolver = resolver
+        self.watch = watch
         self._known = [(bytes(entry.sha256), self._principal_of(entry)) for entry in entries]
         everyone = self._principal(TENANT_DEFAULT, None, Role.OPERATOR)
         self.anonymous: Principal | None = None if self._known else everyone
@@ -155,7 +161,7 @@ class Authenticator:
 
     def _principal(self, tenant: str, namespaces: frozenset[str] | None, role: Role) -> Principal:
         scopes = {
-            name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver)
+            name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver, self.watch)
             for name, policy in self._policies.items()
             if role is not Role.METRICS and (namespaces is None or name in namespaces)
         }

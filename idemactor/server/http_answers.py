@@ -25,7 +25,8 @@ _encode: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 _MS_PER_S: Final = 1_000
 _CHALLENGE: Final = "Bearer"
-"""RFC 9110, section 11.6.1: a 401 says how to authenticate."""
+"""RFC 9110, section 11.6.1: a 401 says how to authenticate. Not where a sender's signature is wrong: no scheme that is
+registered is its, and a bearer token would not help."""
 _ACQUIRING_ENDS: Final = ("/reserve", "/accept", "/authorize", "/verdict")
 
 

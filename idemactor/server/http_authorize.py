@@ -19,7 +19,7 @@ from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.limits import BODY_BYTES_MAX
 from idemactor.core.replies import Accepted, Found, Unknown
-from idemactor.errors import InvalidRequest, RequestError
+from idemactor.errors import InvalidRequest, RequestError, Unauthorized
 from idemactor.gateway.authorize import (
     AUTHORIZATION_HEADER,
     REQUEST_ID_HEADER,
@@ -155,16 +155,24 @@ async def _original(context: ServerContext, request: Request, asked: _Asked) -> 
 def _accept(context: ServerContext, asked: _Asked, original: RawRequest, headers: Headers) -> Accept:
     request_id = request_id_of(headers.getlist(REQUEST_ID_HEADER))
     check_not_joined(asked.source, asked.question, original)
-    resolved = _resolved(asked.source, original, context.now_ms())
+    try:
+        resolved = _resolved(asked.source, original, context.now_ms())
+    except Unauthorized:
+        context.observer.forged(asked.source.name)
+        raise
     fingerprint = resolved.fingerprint
+    window_ms, ttl_ms = resolved.memory(asked.scope.policy.ttl_ms)
     if not original.body:
         fingerprint = Fingerprint(fingerprint.value, fingerprint.rule + BODILESS)
+    identity = Identity(asked.scope.tenant, asked.scope.namespace, resolved.key)
+    if asked.scope.watch is not None:
+        asked.scope.watch(OP, identity, {"source": asked.source.name, "request": original})
     return Accept(
-        Identity(asked.scope.tenant, asked.scope.namespace, resolved.key),
+        identity,
         request_id=request_id,
         fingerprint=fingerprint,
-        ttl_ms=resolved.ttl_ms,
-        window_ms=resolved.window_ms,
+        ttl_ms=ttl_ms,
+        window_ms=window_ms,
     )
 
 

@@ -67,13 +67,18 @@ async def carry_out(context: ServerContext, commands: Sequence[Command], handed_
     return await replies.wait()
 
 
-def refusal_members(code: str, detail: str, *, acquiring: bool) -> dict[str, object]:
+def refusal_members(code: str, detail: str, *, field: str | None = None, acquiring: bool) -> dict[str, object]:
     """What stands in a batch in the place of a call that never reached the table of states.
 
     Args:
+        code: What callers branch on.
+        detail: One sentence for people.
+        field: What is at fault, where that has a name.
         acquiring: Whether to say that its caller may not go on.
     """
     members: dict[str, object] = {"code": code, "detail": detail}
+    if field is not None:
+        members["field"] = field
     if acquiring:
         members["proceed"] = False
     return members
@@ -140,7 +145,8 @@ class Batch:
         """One result: the members of the single call's answer, or ``code`` and ``detail``."""
         acquiring = self._dialect is Dialect.JSON and item.op in _ACQUIRING
         if item.error is not None:
-            return refusal_members(item.error.code, item.error.detail, acquiring=acquiring)
+            error = item.error
+            return refusal_members(error.code, error.detail, field=error.field, acquiring=acquiring)
         assert answer is not None
         assert item.command is not None
         refusal = refusal_of(answer)

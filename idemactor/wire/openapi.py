@@ -21,7 +21,7 @@ _ANY_CALL: Final = ("InvalidRequest", "Unauthenticated", "Forbidden", *_NOT_NOW)
 _WITH_BODY: Final = ("TooLarge", "UnsupportedMediaType")
 _WITH_NAMESPACE: Final = ("UnknownNamespace",)
 
-_ACQUIRING: Final = ("InFlight", "Duplicate", "InDoubt", "Withdrawn", "Mismatch", "QuotaExceeded")
+_ACQUIRING: Final = ("InFlight", "Duplicate", "InDoubt", "Withdrawn", "Mismatch", "QuotaExceeded", "BadSignature")
 
 _COMMANDS: Final[Mapping[str, tuple[str, Mapping[int, tuple[str, ...]], tuple[str, ...]]]] = {
     "reserve": (
@@ -173,7 +173,10 @@ def _key() -> Schema:
         "summary": "The key that a reserve with the same source and request would have: a dry run",
         "parameters": [_NAMESPACE_PARAMETER],
         "requestBody": _body("KeyRequest"),
-        "responses": {**_successes({200: ("Key",)}), **_problems((*_ANY_CALL, *_WITH_BODY, *_WITH_NAMESPACE))},
+        "responses": {
+            **_successes({200: ("Key",)}),
+            **_problems(("BadSignature", *_ANY_CALL, *_WITH_BODY, *_WITH_NAMESPACE)),
+        },
     }
 
 

@@ -258,6 +258,9 @@ _REFUSALS: Final[dict[str, Schema]] = {
     "TooLarge": _refused(None, Code.TOO_LARGE),
     "UnsupportedMediaType": _refused(None, Code.UNSUPPORTED_MEDIA_TYPE),
     "Unauthenticated": _refused(None, Code.UNAUTHENTICATED),
+    "BadSignature": _refused(
+        None, Code.BAD_SIGNATURE, {"field": {**_TEXT, "description": "Where the signature is, or should be."}}
+    ),
     "Forbidden": _refused(None, Code.FORBIDDEN),
     "UnknownNamespace": _refused(None, Code.UNKNOWN_NAMESPACE),
     "NotFound": _refused(None, Code.NOT_FOUND),
@@ -338,7 +341,10 @@ def _page(name: str, item: str) -> Schema:
 
 def components() -> dict[str, Schema]:
     """Every schema of the document, by name."""
-    error = _object({"code": {"type": "string", "enum": [code.value for code in Code]}, "detail": _TEXT})
+    error = _object(
+        {"code": {"type": "string", "enum": [code.value for code in Code]}, "detail": _TEXT, "field": _TEXT},
+        optional=("field",),
+    )
     result = {"anyOf": [*map(ref, _IN_BATCH), ref("BatchError")]}
     return {
         **{f"{op.capitalize()}Request": request_schema(table) for op, table in CALLS.items()},

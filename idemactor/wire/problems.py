@@ -26,6 +26,7 @@ _CODES: Final[Mapping[Code, tuple[int, str]]] = {
     Code.TOO_LARGE: (413, "The request is too large"),
     Code.UNSUPPORTED_MEDIA_TYPE: (415, "The content type is not JSON"),
     Code.UNAUTHENTICATED: (401, "The caller is not known"),
+    Code.BAD_SIGNATURE: (401, "The request is not its sender's"),
     Code.FORBIDDEN: (403, "The caller may not do this"),
     Code.UNKNOWN_NAMESPACE: (404, "There is no such namespace"),
     Code.QUOTA_EXCEEDED: (429, "The namespace is full"),

@@ -33,6 +33,7 @@ __all__ = [
     "Dialect",
     "Members",
     "Scope",
+    "Watch",
     "command_from",
     "members_of",
     "resolved_from",
@@ -51,6 +52,10 @@ _NAME_CHARS_SHOWN: Final = 64
 _BYTES_RULE: Final = FingerprintRule()
 
 
+Watch = Callable[[str, Identity, Mapping[str, object]], None]
+"""Is told of every call that became a command: its name, its identity, and its members as they were read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """Who asks and where: made by the door once it knows the caller.
@@ -61,6 +66,7 @@ class Scope:
         policy: Its settings.
         operator: Whether the caller may do what operators may.
         resolver: Finds the keys of requests by their sources; None: there are no sources.
+        watch: Looks on; None, as a rule: nobody does, and nothing is kept for anybody.
     """
 
     tenant: str
@@ -68,6 +74,7 @@ class Scope:
     policy: Policy
     operator: bool
     resolver: Resolver | None = field(default=None, compare=False, repr=False)
+    watch: Watch | None = field(default=None, compare=False, repr=False)
 
 
 class Members:
@@ -144,6 +151,7 @@ def command_from(
     values = _read(call.members.readers, members)
     if header_key is not None and values.setdefault("key", header_key) != header_key:
         raise InvalidRequest("the key of the body is not the key of the Idempotency-Key header", field="key")
+    seen = None if scope.watch is None else dict(values)
     if "source" in values or "request" in values:
         _resolve(values, scope)
     for name in call.members.required:
@@ -151,7 +159,11 @@ def command_from(
             raise InvalidRequest(f"{name} is missing", field=name)
     if call.acquires:
         _check_acquiring(values, scope.policy.fingerprint, in_batch)
-    return call.build(Identity(scope.tenant, scope.namespace, values.pop("key")), **values)
+    identity = Identity(scope.tenant, scope.namespace, values.pop("key"))
+    command = call.build(identity, **values)
+    if scope.watch is not None and seen is not None:
+        scope.watch(op, identity, seen)
+    return command
 
 
 def resolved_from(values: Mapping[str, Any], scope: Scope) -> Resolved:
@@ -179,7 +191,7 @@ def _resolve(values: dict[str, Any], scope: Scope) -> None:
     values["key"], values["fingerprint"] = resolved.key, resolved.fingerprint
     # Who calls may know better how long to remember; otherwise the source does.
     if "ttl_ms" not in values and "window_ms" not in values:
-        values |= {"window_ms": resolved.window_ms, "ttl_ms": resolved.ttl_ms}
+        values["window_ms"], values["ttl_ms"] = resolved.memory(scope.policy.ttl_ms)
 
 
 def members_of(table: Members, members: Mapping[str, object]) -> dict[str, Any]:

@@ -59,7 +59,8 @@ class Resolved:
         source: The source's name.
         namespace: The source's own namespace; a call that names one in its path uses that.
         window_ms: How long the key blocks from its first sighting; None: ``ttl_ms`` counts.
-        ttl_ms: How long it blocks from its commit; None: the namespace's setting. Never beside ``window_ms``.
+        ttl_ms: How long it blocks from its commit; None: as ``memory`` says. Never beside ``window_ms``.
+        retry_horizon_ms: How long its sender may send it again; None: nobody knows.
     """
 
     key: str
@@ -69,6 +70,20 @@ class Resolved:
     namespace: str
     window_ms: int | None
     ttl_ms: int | None
+    retry_horizon_ms: int | None = None
+
+    def memory(self, namespace_ttl_ms: int) -> tuple[int | None, int | None]:
+        """What a command for this key says of ``window_ms`` and ``ttl_ms``, in whichever namespace it is kept.
+
+        A namespace's setting does not know the sender: where the source has no ttl of its own, nothing is forgotten
+        before the sender is done.
+
+        Args:
+            namespace_ttl_ms: The setting of that namespace.
+        """
+        if self.window_ms is not None or self.ttl_ms is not None or self.retry_horizon_ms is None:
+            return self.window_ms, self.ttl_ms
+        return None, max(namespace_ttl_ms, self.retry_horizon_ms)
 
 
 Resolver = Callable[[str, RawRequest], Resolved]

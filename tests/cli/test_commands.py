@@ -365,6 +365,7 @@ CAUSED.__cause__ = ExceptionGroup("all failed", [OSError(111, "Connection refuse
                 (errors.UnknownNamespace, Code.UNKNOWN_NAMESPACE, Exit.USAGE),
                 (errors.TooLarge, Code.TOO_LARGE, Exit.USAGE),
                 (errors.Unauthenticated, Code.UNAUTHENTICATED, Exit.DENIED),
+                (errors.BadSignature, Code.BAD_SIGNATURE, Exit.DENIED),
                 (errors.Forbidden, Code.FORBIDDEN, Exit.DENIED),
                 (errors.QuotaExceeded, Code.QUOTA_EXCEEDED, Exit.QUOTA),
                 (errors.NotFound, Code.NOT_FOUND, Exit.UNKNOWN),

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from idemactor.cli.exits import Exit
 from idemactor.cli.main import main
+from idemactor.core.limits import BODY_BYTES_MAX
 from tests.gateway.payloads import OWN, payloads
 
 CASES = {case.id: case for case in payloads()}
@@ -69,6 +70,15 @@ def test_what_a_reserve_would_be_refused_for(source: str, request_: Any, field: 
     assert result.stderr == f"idemactor: {told['detail']}\n"
 
 
+def test_a_request_is_as_large_as_the_call_may_be() -> None:
+    """What a dry run takes, a reserve over HTTP takes."""
+    room = BODY_BYTES_MAX - len(b'{"source": "stripe", "request": }')
+    request = b'{"method":"POST","path":"/","body":"{\\"id\\":\\"e\\"}"}'
+    assert asked(request.ljust(room), "--source", "stripe").exit_code == 0
+    result = asked(request.ljust(room + 1), "--source", "stripe")
+    assert (result.exit_code, json.loads(result.stdout)["field"]) == (Exit.USAGE, "request")
+
+
 def test_a_sender_that_has_not_proved_who_it_is(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text('[sources.github]\nverify = { secret_env = "HOOK" }\n')
     request = request_of("h04-github-push")
@@ -76,7 +86,7 @@ def test_a_sender_that_has_not_proved_who_it_is(tmp_path: Path) -> None:
     assert asked(request, "--source", "github", environment=right).exit_code == 0
     result = asked(request, "--source", "github", environment=wrong)
     assert result.exit_code == Exit.DENIED
-    assert json.loads(result.stdout)["code"] == "IDEMPOTENCY_UNAUTHENTICATED"
+    assert json.loads(result.stdout)["code"] == "IDEMPOTENCY_BAD_SIGNATURE"
     missing = asked(request, "--source", "github")
     assert (missing.exit_code, missing.stdout) == (Exit.USAGE, "")
     assert "config.toml:2: sources.github.verify.secret_env: the environment variable HOOK is not set" in missing.stderr

@@ -161,11 +161,6 @@ SECOND = ROUTE.replace("/orders", "/other")
             GATEWAY + ROUTE + "timeout_ms = 60000\n[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
             "7: gateway.routes.0.timeout_ms: is more than the lease_total_max_ms 1000",
         ),
-        (
-            GATEWAY + ROUTE + 'source = "slow"\n[sources.slow]\nid = ["/id"]\nnamespace = "long"\n'
-            "retry_horizon_ms = 300001\n[namespaces.default]\n[namespaces.long]\nttl_ms = 300001\n",
-            '6: gateway.routes.0.namespace: source "slow" may send again for 300001 ms',
-        ),
         (GATEWAY.replace("127.0.0.1:0", "0.0.0.0:1") + ROUTE, "3: gateway.routes.0: can be used from other machines"),
     ],
 )

@@ -106,6 +106,7 @@ pattern = "(?P<a>.*)"
 headers = ["X-Topic"]
 client_key = false
 ttl_ms = 5
+derive = ["/a"]
 bucket = "ttl"
 """
     config = loaded(
@@ -120,6 +121,7 @@ bucket = "ttl"
         headers=("X-Topic",),
         client_key=False,
         ttl_ms=6,
+        derive=("/a",),
         bucket=Bucket.TTL,
         exclude=("query:x",),
     )
@@ -148,6 +150,33 @@ bucket = "ttl"
         ("answers = { done = 200 }", "2: sources.x.answers.done: no such setting; there are completed"),
         ("windowms = 1", "2: sources.x.windowms: no such setting; did you mean window_ms?"),
         ("ttl = 1", "2: sources.x.ttl: no such setting; did you mean"),
+        ("answer = { completed = 200 }", "2: sources.x.answer: no such setting; did you mean answers?"),
+        ("normalize = { }", "2: sources.x.normalize: no such setting; did you mean normalise?"),
+        ("verifies = true", "2: sources.x.verifies: no such setting; did you mean verify?"),
+        ("zzz = 1", "normalise, pattern, retry_horizon_ms, secrets, ttl_ms, verify, window_ms"),
+        ('exclude = ["body"]', "2: sources.x.exclude: 'body' has no place here: only members and parameters"),
+        ("window_ms = 5", "2: sources.x.window_ms: has no effect without derive"),
+        ('bucket = "ttl"', "2: sources.x.bucket: has no effect without derive"),
+        ('nonce = "/n"', "2: sources.x.nonce: has no effect without derive"),
+        ('id = ["/a", "/a"]', "2: sources.x.id: it names something twice"),
+        ('id = ["header:A", "header:a"]', "2: sources.x.id: it names something twice"),
+        ('derive = ["/0"]\nsecrets = ["/apiKey"]', "2: sources.x.derive: '/0' is a secret, or holds one"),
+        (
+            'secrets = ["header:Idempotency-Key"]',
+            "2: sources.x.secrets: 'header:Idempotency-Key' is the",
+        ),
+        (
+            'format = "text"\npattern = "(?P<a>(?P<s>.))"\nsecrets = ["/s"]',
+            "3: sources.x.pattern: the group s is a secret within the group a",
+        ),
+        (
+            'verify = { scheme = "github", secret_env = "S", tolerance_ms = 5 }',
+            '2: sources.x.verify.tolerance_ms: stands beside the scheme "github", which signs no time',
+        ),
+        (
+            'verify = { scheme = "github", secret_env = "BLANK" }',
+            "2: sources.x.verify.secret_env: the secret has white space at its ends",
+        ),
         ('verify = "x"', "2: sources.x.verify: must be a table"),
         ('verify = { secret_env = "S" }', '2: sources.x.verify.scheme: is missing; it must be "standard-webhooks" or'),
         ('verify = { scheme = "github" }', "2: sources.x.verify.secret_env: is missing"),
@@ -165,9 +194,14 @@ bucket = "ttl"
     ],
 )
 def test_what_is_refused_is_named_with_its_line(tmp_path: Path, line: str, said: str) -> None:
-    found = problems(tmp_path, f"[sources.x]\n{line}\n", {"S": "s3cret?"})
+    found = problems(tmp_path, f"[sources.x]\n{line}\n", {"S": "s3cret?", "BLANK": "s3cret\n"})
     assert any(said in problem for problem in found), found
     assert not any("s3cret" in problem for problem in found)
+
+
+@pytest.mark.parametrize("setting", ["verify", "answers", "normalise"])
+def test_what_is_no_table_is_one_mistake(tmp_path: Path, setting: str) -> None:
+    assert problems(tmp_path, f"[sources.x]\n{setting} = true\n") == [f"2: sources.x.{setting}: must be a table"]
 
 
 def test_a_window_beside_another_bucket(tmp_path: Path) -> None:
@@ -195,8 +229,8 @@ def test_a_name_that_is_none(tmp_path: Path) -> None:
         ('[sources.x]\nderive = "body"\nwindow_ms = 29999\nclient_key = false\nretry_horizon_ms = 30000\n', 5),
         ("[sources.tradingview]\nwindow_ms = 1000\n", 2),
         ("[sources.stripe]\nttl_ms = 259199999\n", 2),
-        ("[namespaces.default]\nttl_ms = 1000\n[sources.x]\nretry_horizon_ms = 1001\n", 4),
-        ('[namespaces.a]\nttl_ms = 1000\n[sources.hoox]\nnamespace = "a"\n', 4),
+        ("[sources.x]\nttl_ms = 1000\nretry_horizon_ms = 1001\n", 3),
+        ('[sources.hoox]\nbucket = "ttl"\nttl_ms = 29999\n', 3),
     ],
 )
 def test_a_memory_that_is_shorter_than_the_senders_is_refused(tmp_path: Path, text: str, line: int) -> None:
@@ -209,7 +243,10 @@ def test_a_memory_that_is_shorter_than_the_senders_is_refused(tmp_path: Path, te
     "text",
     [
         '[sources.x]\nderive = "body"\nretry_horizon_ms = 60000\n',
-        "[namespaces.default]\nttl_ms = 1000\n[sources.x]\nretry_horizon_ms = 1000\n",
+        "[sources.x]\nttl_ms = 1000\nretry_horizon_ms = 1000\n",
+        # Who says nothing keeps them for as long as that takes, whichever namespace they are in.
+        "[namespaces.default]\nttl_ms = 1000\n[sources.x]\nretry_horizon_ms = 1001\n",
+        '[namespaces.a]\nttl_ms = 1000\n[sources.hoox]\nnamespace = "a"\n',
         "[sources.stripe]\nttl_ms = 259200000\n",
         "[namespaces.default]\nttl_ms = 1\n[sources.stripe]\nttl_ms = 259200000\n",
         # Nobody configured a source: what is shipped is in nobody's way.

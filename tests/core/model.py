@@ -219,7 +219,8 @@ class Model:
         given = command.fingerprint
         if last and given and last.intent.fingerprint:
             held = last.intent.fingerprint
-            if held.rule == given.rule and held.value != given.value:
+            senders = [rule.split(":")[1] for rule in (held.rule, given.rule) if rule.startswith("source:")]
+            if len(set(senders)) == 2 or (held.rule == given.rule and held.value != given.value):
                 return {"result": "mismatch"}
         grave = self.grave(command.identity, now)
         if grave and command.request_id and grave.asked.request_id == command.request_id:

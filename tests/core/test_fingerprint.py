@@ -23,6 +23,7 @@ from idemactor.core.fingerprint import (
     Number,
     canonical,
     canonical_number,
+    contradict,
     fingerprint_of,
     parse_pointer,
 )
@@ -70,6 +71,28 @@ def test_a_fingerprint_is_a_version_and_a_digest_with_its_rule() -> None:
     assert version == "v1"
     assert len(bytes.fromhex(hexadecimal)) == 32
     assert fingerprint.rule == EVERYTHING.rule_id
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "contradiction"),
+    [
+        ("source:stripe:aa", "source:stripe:aa", False),
+        ("source:stripe:aa", "source:github:aa", True),
+        ("source:stripe:aa", "source:stripe2:bb", True),
+        # A setting of the source was changed, or a gateway left the body out.
+        ("source:stripe:aa", "source:stripe:bb", False),
+        ("source:stripe:aa", "source:stripe:aa;bodiless", False),
+        ("source:stripe:aa;bodiless", "source:github:aa", True),
+        ("source:stripe:aa", "v1", False),
+        ("source:stripe:aa", CALLER_RULE, False),
+        (CALLER_RULE, "v1", False),
+    ],
+)
+def test_what_contradicts_what(one: str, other: str, contradiction: bool) -> None:
+    for value in ("x", "y"):
+        expected = value != "x" if one == other else contradiction
+        assert contradict(Fingerprint("x", one), Fingerprint(value, other)) == expected
+        assert contradict(Fingerprint(value, other), Fingerprint("x", one)) == expected
 
 
 def test_fingerprints_and_rules_are_frozen() -> None:
@@ -266,7 +289,7 @@ def test_values_that_mean_something_else() -> None:
         {"a": [{"b": float("nan")}]},
         [Decimal(1)],
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__ if type(value) is object else repr(value),
 )
 def test_values_without_a_meaning_are_invalid(value: object) -> None:
     with pytest.raises(InvalidPayload):

@@ -45,7 +45,14 @@ KEYS = (
     Identity("acme", "trade", "b"),
     Identity("zeta", "payments", "a"),
 )
-PRINTS = (None, Fingerprint("x", "caller"), Fingerprint("y", "caller"), Fingerprint("x", "v1"))
+PRINTS = (
+    None,
+    Fingerprint("x", "caller"),
+    Fingerprint("y", "caller"),
+    Fingerprint("x", "v1"),
+    Fingerprint("x", "source:a:0"),
+    Fingerprint("x", "source:b:0"),
+)
 OUTCOMES = (None, Outcome(200, (("a", "b"),), b"ok"), Outcome(500, (), b"far too large"))
 STATES = {State.PENDING: "pending", State.LAPSED: "lapsed", State.DOUBTED: "doubted", State.COMMITTED: "committed"}
 NEVER_SHOWN = {"request_id", "ttl_ms", "window_ms", "unresolved_expires_at", "accepted", "earlier"}

@@ -104,6 +104,20 @@ def test_rule_1_a_new_operation_has_its_own_fingerprint() -> None:
     assert play.record.fingerprint == TWO
 
 
+def test_section_9_two_sources_never_mean_one_operation() -> None:
+    """Section 9: what two senders send under one key is a mismatch, whatever else stands in the row."""
+    stripe, github = Fingerprint("one", "source:stripe:aa"), Fingerprint("one", "source:github:bb")
+    play = Play()
+    play.reserve("a", fingerprint=stripe)
+    assert not play.decision_of_reserve("b", github).rule_changed
+    assert isinstance(play.reserve("b", fingerprint=github), Mismatch)
+    play.after(LEASE_MS)
+    assert isinstance(play.reserve("b", fingerprint=github), Mismatch)
+    changed = play.decision_of_reserve("b", Fingerprint("two", "source:stripe:cc"))
+    assert isinstance(changed.reply, Reserved)
+    assert changed.rule_changed
+
+
 def test_section_9_one_made_under_another_rule_is_absent_and_counted() -> None:
     """Section 9: one made under another rule is treated as absent and counted, never as a mismatch."""
     play = Play()

@@ -13,7 +13,7 @@ from idemactor.errors import InvalidRequest
 from idemactor.gateway.bodies import FIELDS_MAX, PATTERN_BYTES_MAX
 from idemactor.gateway.multipart import PARTS_MAX, parts_of
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.resolve import Resolved, resolve
+from idemactor.gateway.resolve import NoKey, Resolved, resolve
 from idemactor.gateway.source import Format, Normaliser, Source
 
 HTTP = Source("mine")
@@ -106,6 +106,29 @@ def test_what_counts_of_a_form() -> None:
     assert [other for other in others if fingerprint(other, source=FORM) == first] == [b"id=a&sum=1&"]
 
 
+@pytest.mark.parametrize(
+    "kind", ["application/x-www-form-urlencoded", "Application/X-WWW-Form-urlencoded; charset=UTF-8"]
+)
+def test_a_form_is_read_by_its_content_type(kind: str) -> None:
+    source = replace(FORM, format=Format.AUTO, id=("/id", "/id/of"), exclude=("/sign", "/a/b"))
+    typed = (("Content-Type", kind),)
+    assert resolve(source, RawRequest("POST", "/", typed, b"x=1&id=a+b"), now_ms=0).key == "a b"
+    body = b"idempotencyKey=K&id=a"
+    assert resolve(source, RawRequest("POST", "/", typed, body), now_ms=0).key == "K"
+    assert fingerprint(b"id=a&sum=1&sign=x", kind, source=source) == fingerprint(b"id=a&sum=1.0", kind, source=source)
+    # Nothing is within a field.
+    assert fingerprint(b"a=1", kind, source=source) != fingerprint(b"a=2", kind, source=source)
+    within = replace(source, id=("/id/of",))
+    for request in (
+        RawRequest("POST", "/", typed, b"id=a"),
+        RawRequest("POST", "/", typed, b""),
+        RawRequest("POST", "/", (*typed, ("Content-Encoding", "gzip")), b"id=a"),
+        RawRequest("POST", "/", (*typed, *typed), b"id=a"),
+    ):
+        with pytest.raises(NoKey):
+            resolve(within, request, now_ms=0)
+
+
 def test_a_form_of_too_many_fields() -> None:
     assert resolve(FORM, RawRequest("POST", "/", (), b"id=a" + b"&" * (FIELDS_MAX - 1)), now_ms=0).key == "a"
     assert refused(FORM, b"id=a" + b"&" * FIELDS_MAX) == "body"
@@ -144,21 +167,24 @@ def test_text_with_a_pattern() -> None:
 def test_a_text_that_is_too_long_for_a_pattern() -> None:
     fits = b"BUY A 1 token=" + b"a" * (PATTERN_BYTES_MAX - 14)
     assert resolve(SIGNAL, RawRequest("POST", "/", (), fits), now_ms=0)
-    assert refused(SIGNAL, fits + b"a") == "body"
+    with pytest.raises(InvalidRequest, match=str(PATTERN_BYTES_MAX)) as caught:
+        resolve(SIGNAL, RawRequest("POST", "/", (), fits + b"a"), now_ms=0)
+    assert caught.value.field == "body"
 
 
 def test_text_without_a_pattern_is_compared_byte_by_byte() -> None:
     source = Source("text", format=Format.TEXT, derive=("body",))
-    keys = {resolve(source, RawRequest("POST", "/", (), body), now_ms=0).key for body in (b"a", b"a ", b"A", b"")}
-    assert len(keys) == 4
+    keys = {resolve(source, RawRequest("POST", "/", (), body), now_ms=0).key for body in (b"a", b"a ", b"A")}
+    assert len(keys) == 3
+    assert refused(source, b"") == "body"
     assert refused(source, b"\xff") == "body"
 
 
 def test_groups_within_groups_are_left_out_with_them() -> None:
-    source = Source("text", format=Format.TEXT, pattern=r"(?P<all>a(?P<in>.).)(?P<rest>.*)", secrets=("/all", "/in"))
+    source = Source("text", format=Format.TEXT, pattern=r"(?P<all>a(?P<in>.).)(?P<rest>.*)", exclude=("/all", "/in"))
     assert fingerprint(b"abcx", source=source) == fingerprint(b"axdx", source=source)
     assert fingerprint(b"abcx", source=source) != fingerprint(b"abcy", source=source)
-    inner = replace(source, secrets=("/in",))
+    inner = replace(source, exclude=("/in",))
     assert fingerprint(b"abcx", source=inner) == fingerprint(b"axcx", source=inner)
 
 

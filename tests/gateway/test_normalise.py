@@ -7,9 +7,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemactor.core.fingerprint import Number, canonical
-from idemactor.gateway.normalise import Normaliser, NotNormal, is_missing, normalised
+from idemactor.gateway.normalise import Normaliser, NotNormal, is_missing, is_nothing, normalised
 
-NO_DECIMALS: list[object] = ["", "5%", "1,0", " 1", "0x1", "1e", "NaN", "1e9999999", None, True, []]
+NO_DECIMALS: list[object] = [
+    "",
+    "5%",
+    "1,0",
+    " 1",
+    "0x1",
+    "1e",
+    "NaN",
+    "+-1",
+    "++1",
+    "-+1",
+    "--1",
+    "+",
+    "1e9999999",
+    None,
+    True,
+    [],
+]
 NO_SYMBOLS: list[object] = ["", "BTC USDT", "A:B:C", "-USDT", "BTC--USDT", 7, None]
 NO_UUIDS: list[object] = ["", "7d0f6f0e00004000800000000000abcd", "x" * 36, 7, None]
 
@@ -60,6 +77,18 @@ def test_what_they_do_not_take(normaliser: Normaliser, value: object) -> None:
         one(normaliser, value)
     if isinstance(value, str) and value:
         assert value not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", " \t", b"", b"\r\n", {}, [], [{}, {"a": []}], {"a": {"b": None, "c": " "}}]
+)
+def test_what_is_nothing(value: object) -> None:
+    assert is_nothing(value)
+
+
+@pytest.mark.parametrize("value", [False, 0, Number("0.0"), "a", b"0", {"a": {"b": [0]}}, [None, "a"], "\u00a0"])
+def test_what_is_something(value: object) -> None:
+    assert not is_nothing(value)
 
 
 def test_a_long_symbol_takes_no_long_time() -> None:

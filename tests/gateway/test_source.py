@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from idemactor.gateway.profiles import SHIPPED
-from idemactor.gateway.source import Answers, Bucket, Format, InvalidSource, Normaliser, Source
+from idemactor.gateway.source import Answers, Bucket, Format, InvalidSource, Normaliser, Source, Verify
+from idemactor.gateway.verify import Scheme
 
 JSON = {"format": Format.JSON}
 TEXT = {"format": Format.TEXT, "pattern": "(?P<a>.)(?P<b>.)"}
 FORM = {"format": Format.FORM}
+SIGNED = Verify(Scheme.GITHUB, ("S",), ("secret",))
 
 
 @pytest.mark.parametrize(
@@ -56,6 +58,21 @@ FORM = {"format": Format.FORM}
         ("mode", {**JSON, "mode": "/a", "secrets": ("/a",)}),
         ("nonce", {"nonce": "query:a", "secrets": ("query:a",)}),
         ("headers", {"headers": ("X-A",), "secrets": ("header:X-a",)}),
+        # A body may be an array of operations: what leads into each leads into the first, too.
+        ("id", {**JSON, "id": ("/0/apiKey",), "secrets": ("/apiKey",)}),
+        ("id", {"id": (("header:X", "/0/apiKey"),), "secrets": ("/apiKey",)}),
+        ("derive", {**JSON, "derive": ("/a",), "secrets": ("/0/a",)}),
+        ("derive", {**JSON, "derive": ("/0/a",), "secrets": ("/a",)}),
+        ("derive", {**JSON, "derive": ("/0/a/b",), "secrets": ("/a",)}),
+        ("derive", {**JSON, "derive": ("/0",), "secrets": ("/apiKey",)}),
+        ("derive", {**JSON, "derive": ("/apiKey",), "secrets": ("/0",), "client_key": False}),
+        ("mode", {**JSON, "mode": "/a", "secrets": ("/2/a/b",)}),
+        ("nonce", {**JSON, "nonce": "/7/a", "secrets": ("/a",)}),
+        ("secrets", {"secrets": ("header:idempotency-key",)}),
+        ("secrets", {"secrets": ("header:Idempotency-Key",), "client_key": True, "verify": SIGNED}),
+        ("secrets", {**JSON, "secrets": ("/idempotencyKey",)}),
+        ("secrets", {**JSON, "secrets": ("/0/idempotencyKey",)}),
+        ("id", {"id": ("header:X-A", "/a", "header:x-a")}),
         ("answers", {"answers": Answers(completed=199)}),
         ("answers", {"answers": Answers(unavailable=600)}),
     ],
@@ -72,6 +89,9 @@ def test_what_cannot_be(setting: str, fields: dict[str, Any]) -> None:
     [
         {**JSON, "derive": ("/a",), "secrets": ("/ab", "/b/a", "query:a", "header:a")},
         {**JSON, "derive": ("body", "path"), "secrets": ("/a",)},
+        {**JSON, "derive": ("/0/a",), "secrets": ("/1/a", "/0/b")},
+        {**JSON, "id": ("/i",), "secrets": ("header:Idempotency-Key", "/idempotencyKey"), "client_key": False},
+        {**JSON, "id": ("/i",), "secrets": ("header:Idempotency-Key",), "verify": SIGNED},
         {**TEXT, "id": ("/a",), "secrets": ("/b",), "nonce": "header:X"},
         {**FORM, "id": (("/a", "/b"), "query:c")},
         {"format": Format.BYTES, "derive": ("body",)},
@@ -79,21 +99,23 @@ def test_what_cannot_be(setting: str, fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_can(fields: dict[str, Any]) -> None:
-    assert Source("mine", **fields).plan.rule_id.startswith("v1:source:")
+    assert Source("mine", **fields).plan.rule_id.startswith("source:mine:")
 
 
 @pytest.mark.parametrize(
     ("source", "memories"),
     [
-        (Source("a"), [("its namespace's ttl_ms", 7)]),
+        (Source("a"), []),
         (Source("a", ttl_ms=5), [("ttl_ms", 5)]),
-        (Source("a", derive=("path",), window_ms=3), [("its namespace's ttl_ms", 7), ("window_ms", 3)]),
+        (Source("a", derive=("path",), window_ms=3), [("window_ms", 3)]),
+        (Source("a", derive=("path",), window_ms=3, ttl_ms=5), [("ttl_ms", 5), ("window_ms", 3)]),
+        (Source("a", derive=("path",), window_ms=3, ttl_ms=5, client_key=False), [("window_ms", 3)]),
         (Source("a", derive=("path",), window_ms=3, client_key=False), [("window_ms", 3)]),
-        (Source("a", derive=("path",), bucket=Bucket.TTL, client_key=False), [("its namespace's ttl_ms", 7)]),
+        (Source("a", derive=("path",), bucket=Bucket.TTL, ttl_ms=5, client_key=False), [("ttl_ms", 5)]),
     ],
 )
 def test_how_long_each_way_to_a_key_remembers(source: Source, memories: list[tuple[str, int]]) -> None:
-    assert list(source.memories(7)) == memories
+    assert list(source.memories) == memories
 
 
 def test_what_nobody_can_promise() -> None:
@@ -101,3 +123,23 @@ def test_what_nobody_can_promise() -> None:
     assert list(SHIPPED["stripe"].doubts) == []
     assert list(SHIPPED["hoox"].doubts) == []
     assert len(list(SHIPPED["hoox-minute"].doubts)) == 1
+
+
+@pytest.mark.parametrize(
+    ("scheme", "fields", "unsigned"),
+    [
+        (
+            Scheme.GITHUB,
+            {"id": ("header:X-Delivery", "/id"), "derive": ("body", "query:a")},
+            ["header:X-Delivery", "query:a"],
+        ),
+        (Scheme.STANDARD_WEBHOOKS, {"id": ("header:Webhook-Id",), "nonce": "header:X-N"}, ["header:X-N"]),
+        (Scheme.STANDARD_WEBHOOKS, {"id": ("header:svix-id",), "mode": "header:X-M"}, ["header:svix-id", "header:X-M"]),
+        (Scheme.SVIX, {"id": ("header:svix-id", "header:webhook-id"), "derive": ("path",)}, ["path"]),
+        (Scheme.STRIPE, {"id": ("/id",), "mode": "/livemode"}, []),
+    ],
+)
+def test_what_a_sender_that_signs_does_not_sign(scheme: Scheme, fields: dict[str, Any], unsigned: list[str]) -> None:
+    assert list(Source("mine", **fields).unsigned) == []
+    verify = Verify(scheme, ("S",), ("c2VjcmV0",))
+    assert list(Source("mine", verify=verify, **fields).unsigned) == unsigned

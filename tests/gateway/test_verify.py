@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from idemactor.errors import Code, Unauthorized
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.resolve import resolve
+from idemactor.gateway.resolve import NoKey, resolve
 from idemactor.gateway.verify import SIGNATURES_MAX, InvalidSecret, Scheme, Verify, check_signature
 from tests.gateway.payloads import payloads
 
@@ -89,7 +89,11 @@ PUBLISHED = [
             (f"{prefix}-id", f"{prefix}-timestamp"),
             1614265330,
         )
-        for scheme, prefix in ((Scheme.STANDARD_WEBHOOKS, "webhook"), (Scheme.SVIX, "svix"))
+        for scheme, prefix in (
+            (Scheme.STANDARD_WEBHOOKS, "webhook"),
+            (Scheme.SVIX, "svix"),
+            (Scheme.SVIX, "webhook"),
+        )
     ),
 ]
 OF_PAYLOADS = [
@@ -124,9 +128,11 @@ def refused(
 ) -> None:
     with pytest.raises(Unauthorized) as caught:
         check(example, request, late_s=late_s, secrets=secrets)
-    assert caught.value.code is Code.UNAUTHENTICATED
+    assert caught.value.code is Code.BAD_SIGNATURE
     assert caught.value.field is not None
     assert caught.value.field.startswith("header:")
+    # Over RPC there is nothing but the detail.
+    assert caught.value.field.removeprefix("header:") in caught.value.detail
     shown = f"{caught.value.detail} {caught.value!r}"
     assert not any(secret in shown for secret in (example.secret, *secrets))
 
@@ -273,3 +279,46 @@ def test_no_byte_of_a_body_may_change(scheme: Scheme, body: bytes, at: int, flip
         forged = bytearray(body)
         forged[at % len(body)] ^= flip
         refused(example, replace(request, body=bytes(forged)))
+
+
+def test_svix_signs_one_set_of_fields() -> None:
+    """What is not signed is no id: neither set is filled up from the other, and an id of the other name is the same."""
+    named, plain = (one for one in PUBLISHED if one.scheme is Scheme.SVIX)
+    assert named.signature == "svix-signature"
+    check(named, with_header(named.request, "webhook-id", "msg_p5jXN8AQM9LWM0D4loKWxJek"))
+    refused(named, with_header(named.request, "webhook-id", "forged"))
+    for part in ("id", "timestamp", "signature"):
+        value = dict(plain.request.headers)[f"webhook-{part}"]
+        refused(plain, with_header(plain.request, f"svix-{part}", value))
+        refused(plain, with_header(plain.request, f"svix-{part}", ""))
+        mixed = with_header(named.request, f"svix-{part}", None)
+        refused(named, with_header(mixed, f"webhook-{part}", value))
+
+
+def test_a_secret_with_white_space_at_its_ends_is_none() -> None:
+    for secret in ("secret\n", " secret"):
+        with pytest.raises(InvalidSecret) as caught:
+            Verify(Scheme.GITHUB, ("S",), (secret,))
+        assert "secret\n" not in str(caught.value)
+
+
+def test_who_signs_is_not_asked_for_a_key_in_a_header() -> None:
+    """Nobody signs that header: with it, one signed request would be any number of operations."""
+    example = next(one for one in OF_PAYLOADS if one.scheme is Scheme.STRIPE)
+    verify = Verify(example.scheme, ("S",), (example.secret,))
+    request = with_header(example.request, "Idempotency-Key", "another")
+    assert example.at_s is not None
+    now_ms = example.at_s * 1_000
+    for source, key in (
+        (replace(SHIPPED["stripe"], verify=verify), "evt_1Qk3MadeUp0001"),
+        (replace(SHIPPED["stripe"], verify=verify, client_key=True), "another"),
+        (SHIPPED["stripe"], "another"),
+    ):
+        assert resolve(source, request, now_ms=now_ms).key == key
+    with pytest.raises(NoKey) as caught:
+        resolve(replace(SHIPPED["http"], verify=verify), request, now_ms=now_ms)
+    assert caught.value.field == "/idempotencyKey"
+    body = b'{"idempotencyKey":"signed"}'
+    digest = hmac.digest(example.secret.encode(), f"{example.at_s}.".encode() + body, sha256).hex()
+    signed = with_header(replace(example.request, body=body), "Stripe-Signature", f"t={example.at_s},v1={digest}")
+    assert resolve(replace(SHIPPED["http"], verify=verify), signed, now_ms=now_ms).key == "signed"

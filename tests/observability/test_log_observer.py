@@ -41,3 +41,9 @@ def test_what_nobody_foresaw_keeps_its_traceback(log: io.StringIO) -> None:
 def test_what_clients_do_is_not_worth_a_line(log: io.StringIO) -> None:
     LogObserver().connection_failed("rpc", ValueError("garbage"))
     assert log.getvalue() == ""
+
+
+def test_a_forged_request_is_logged_by_its_source(log: io.StringIO) -> None:
+    LogObserver().forged("github")
+    line = json.loads(log.getvalue())
+    assert (line["level"], line["event"], line["source"]) == ("info", "signature_refused", "github")

@@ -113,6 +113,7 @@ def test_what_happens_at_the_doors(metrics: Metrics) -> None:
     metrics.connection_failed("rpc", RuntimeError("x"))
     metrics.refused("http", "IDEMPOTENCY_FORBIDDEN")
     metrics.refused("http", "IDEMPOTENCY_FORBIDDEN")
+    metrics.forged("github")
     metrics.overloaded(8)
     metrics.notification_ignored()
     found = samples(metrics)
@@ -121,6 +122,7 @@ def test_what_happens_at_the_doors(metrics: Metrics) -> None:
     assert value(found, "connections_open", door="http") == 1
     assert value(found, "connection_failures_total", door="rpc") == 1
     assert value(found, "refused_total", door="http", code="IDEMPOTENCY_FORBIDDEN") == 2
+    assert value(found, "forged_total", source="github") == 1
     assert value(found, "overloaded_total") == 8
     assert value(found, "rpc_notifications_ignored_total") == 1
 

@@ -19,11 +19,13 @@ from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.resolve import resolver_of
 from idemactor.gateway.source import Source
 from idemactor.observability.metrics import Metrics
+from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.router import Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
+from idemactor.wire.requests import Watch
 
 START_MS = 1_700_000_000_000
 
@@ -76,6 +78,8 @@ async def running(
     run: bool = True,
     policies: Mapping[str, Policy] = POLICIES,
     sources: Mapping[str, Source] = SHIPPED,
+    watch: Watch | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
@@ -100,8 +104,9 @@ async def running(
             )
         )
     router = Router(actors, metrics)
-    authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms))
-    context = ServerContext(router, policies, authenticator, metrics, metrics, time.now_ms)
+    seen = metrics if observer is None else Observers(metrics, observer)
+    authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms, seen.forged), watch)
+    context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms)
     context.sources = sources
     async with trio.open_nursery() as nursery:
         if run:

@@ -480,8 +480,9 @@ async def test_a_batch_answers_in_order_each_for_itself(autojump_clock: MockCloc
         assert [result.get("result") for result in results[:3]] == ["reserved", "reserved", "in_flight"]
         assert results[0]["token"] > 0
         assert (results[2]["status"], results[2]["proceed"], results[2]["attempt"]) == (409, False, 1)
-        assert results[3] == {"code": "IDEMPOTENCY_INVALID_REQUEST", "detail": results[3]["detail"], "proceed": False}
-        assert results[11].keys() == {"code", "detail"}
+        assert results[3].keys() == {"code", "detail", "field", "proceed"}
+        assert results[3]["proceed"] is False
+        assert (results[11].keys(), results[11]["field"]) == ({"code", "detail", "field"}, "token")
 
 
 @pytest.mark.parametrize("body", [{}, {"ops": None}, {"ops": {}}, {"ops": [], "x": 1}, {"ops": [0] * 1001}])

@@ -23,6 +23,7 @@ Headers = list[tuple[str, str]]
 SOURCES = {
     **SHIPPED,
     "signed": Source("signed", verify=Verify(Scheme.GITHUB, ("E",), ("secret",)), id=("header:X-GitHub-Delivery",)),
+    "slow": replace(SHIPPED["http"], name="slow", retry_horizon_ms=400_000),
     "calm": replace(SHIPPED["http"], name="calm", answers=Answers(completed=200)),
     "soft": replace(SHIPPED["http"], name="soft", answers=Answers(in_flight=202, in_doubt=503, mismatch=400)),
 }
@@ -273,12 +274,23 @@ async def test_without_a_stored_answer_it_is_as_the_source_says(autojump_clock: 
         query = "proceed=204&deny=answer"
         assert (await ask(client, query, headers)).status == 204
         (await ask(client, query, headers)).problem(409, "DUPLICATE")
+        # The key of another source is another sender's.
+        (await ask(client, f"source=calm&{query}", headers)).problem(422, "MISMATCH")
+        headers[0] = ("Idempotency-Key", "c")
+        assert (await ask(client, f"source=calm&{query}", headers)).status == 204
         found = await ask(client, f"source=calm&{query}", headers)
         assert (found.status, found.json["result"], found.json["proceed"]) == (200, "completed", False)
         # A namespace that rejects duplicates does so here too.
         for status in (204, 409):
             answer = await client.call("GET", f"/v1/trade/authorize?source=calm&{query}", headers=headers)
             assert answer.status == status
+
+
+async def test_what_is_accepted_is_kept_until_its_sender_is_done(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        assert (await ask(client, "source=slow", nginx())).status == 200
+        record = (await client.post("/v1/default/get", {"key": "k"})).json["record"]
+        assert record["expires_at"] - record["committed_at"] == 400_000
 
 
 # ------------------------------------------------------------------------------------------------------ the second step
@@ -382,7 +394,9 @@ async def test_a_signature_that_is_not_the_senders(autojump_clock: MockClock) ->
         path = "/v1/default/authorize?source=signed&{}uri=/hooks"
         for deny, status in (("", 401), ("deny=403&", 403)):
             told = await client.call("POST", path.format(deny), {"a": 1}, headers)
-            told.problem(status, "UNAUTHENTICATED")
+            assert told.problem(status, "BAD_SIGNATURE")["field"] == "header:X-Hub-Signature-256"
+            assert "www-authenticate" not in told.headers
+            assert told.headers["x-idemactor-result"] == "bad_signature"
         assert (await client.post("/v1/default/get", {"key": "d"})).status == 404
 
 

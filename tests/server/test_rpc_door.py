@@ -266,9 +266,11 @@ async def test_a_batch(autojump_clock: MockClock) -> None:
             "INVALID_REQUEST",
             "INVALID_REQUEST",
         ]
-        assert all(result.keys() == {"code", "detail"} for result in results[3:])
+        assert [result.get("field") for result in results[3:]] == ["wait_ms", None, "namespace", "ops"]
+        assert all(result.keys() - {"field"} == {"code", "detail"} for result in results[3:])
         assert await peer.call("batch", ops=[]) == {"results": []}
-        assert await peer.call("batch", ops=[{}]) == {"results": [results[5] | {"detail": "op is missing, or no text"}]}
+        detail = "op is missing, or no text"
+        assert await peer.call("batch", ops=[{}]) == {"results": [results[5] | {"detail": detail, "field": "op"}]}
 
 
 async def test_what_operators_ask(autojump_clock: MockClock) -> None:

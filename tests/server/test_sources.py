@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from idemactor.core.keys import Identity
+from idemactor.core.policy import Policy
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.source import Verify
+from idemactor.gateway.source import Bucket, Source, Verify
 from idemactor.gateway.verify import Scheme
+from idemactor.observability.observer import Observer
 from tests.gateway.payloads import OWN, START_MS, Payload, payloads, request_members
 from tests.server import test_rpc_door as rpc
 from tests.server.rig import TOKENS, Rig
@@ -23,6 +27,8 @@ from tests.server.test_http_app import Client, bearer
 
 CASES = payloads()
 SOURCES = {**SHIPPED, **{source.name: source for source in OWN.values()}}
+JSON = ("Content-Type", "application/json")
+TTL_MS = Policy().ttl_ms
 TOKEN = {"acme": "operator-token", "other": "other-token"}
 
 
@@ -134,9 +140,101 @@ async def test_a_sender_that_has_not_proved_who_it_is(autojump_clock: MockClock)
         doors = Doors(server.rig, server)
         for op in ("key", "reserve", "accept", "key", "key", "reserve", "accept"):
             answer = await doors.ask(op, source="github", request=forged)
-            assert answer["code"] == "IDEMPOTENCY_UNAUTHENTICATED"
+            assert answer["code"] == "IDEMPOTENCY_BAD_SIGNATURE"
+            assert "X-Hub-Signature-256" in answer["detail"]
+        http, peer = Client(server.rig), server.connect()
+        members = {"source": "github", "request": request_members(forged, as_bytes=False)}
+        refused = await http.post("/v1/default/accept", members, headers=bearer("caller-token"))
+        assert refused.problem(401, "BAD_SIGNATURE")["field"] == "header:X-Hub-Signature-256"
+        assert "www-authenticate" not in refused.headers
+        # In a batch it says what is at fault, too, and other mistakes do.
+        forgery = {"op": "accept", "namespace": "default", **members}
+        ops = [forgery, {**forgery, "source": "nobody"}]
+        told = await http.post("/v1/batch", {"ops": ops}, headers=bearer("caller-token"))
+        fields = [result["field"] for result in told.json["results"]]
+        assert fields == ["header:X-Hub-Signature-256", "source"]
+        await peer.call("auth", token="caller-token")
+        ops = [{**forgery, "request": request_members(forged, as_bytes=True)}]
+        [result] = (await peer.call("batch", ops=ops))["results"]
+        assert (result["code"], result["field"]) == ("IDEMPOTENCY_BAD_SIGNATURE", "header:X-Hub-Signature-256")
+        metrics = (await http.get("/metrics", headers=bearer("operator-token"))).body.decode()
+        assert re.search(r"refused\w*\{[^}]*BAD_SIGNATURE[^}]*\} [1-9]", metrics)
+        assert "UNAUTHENTICATED" not in metrics
         assert (await doors.ask("get", key=dict(case.first.headers)["X-GitHub-Delivery"]))["result"] == "unknown"
         assert (await doors.ask("accept", source="github", request=case.first))["result"] == "accepted"
+
+
+async def test_every_call_that_became_a_command_is_seen(autojump_clock: MockClock) -> None:
+    """Over both doors, alone and in a batch; what did not become one is not, but a forgery is told by its source."""
+    seen: list[tuple[str, str, set[str]]] = []
+    forged: list[str] = []
+
+    class Forged(Observer):
+        def forged(self, source: str) -> None:
+            forged.append(source)
+
+    def watch(op: str, identity: Identity, members: Mapping[str, object]) -> None:
+        seen.append((op, identity.key, set(members)))
+
+    signed = replace(SHIPPED["github"], verify=Verify(Scheme.GITHUB, ("S",), ("made-up",)))
+    options: dict[str, Any] = {"sources": {**SHIPPED, "github": signed}, "watch": watch, "observer": Forged()}
+    event, forgery = (RawRequest("POST", "/", (JSON,), body) for body in (b'{"id":"e"}', b"{}"))
+    async with rpc.serving(autojump_clock, tokens=TOKENS, **options) as server:
+        doors = Doors(server.rig, server)
+        for _ in range(2):
+            await doors.ask("reserve", source="stripe", request=event, payload=None)
+            await doors.ask("accept", key="k", payload={"a": 1})
+            await doors.ask("get", key="k")
+            await doors.ask("get", key="")
+            await doors.ask("key", source="stripe", request=event)
+            await doors.ask("accept", source="github", request=forgery)
+            ops = [{"op": "get", "namespace": "default", "key": "b"}, {"op": "get"}]
+            await Client(server.rig).post("/v1/batch", {"ops": ops}, headers=bearer("caller-token"))
+            # The next round goes over the other door.
+            await doors.ask("policy")
+        headers = [("Idempotency-Key", "h"), *bearer("caller-token")]
+        for name in ("http", "github"):
+            await Client(server.rig).call("POST", f"/v1/default/authorize?source={name}&uri=/", {"a": 1}, headers)
+    one = [("reserve", "e", {"source", "request"}), ("accept", "k", {"key", "payload"}), ("get", "k", {"key"})]
+    assert seen == [*one, ("get", "b", {"key"})] * 2 + [("accept", "h", {"source", "request"})]
+    assert forged == ["github"] * 3
+
+
+async def test_nothing_is_forgotten_before_its_sender_is_done(autojump_clock: MockClock) -> None:
+    """Whichever namespace it goes to: the settings of a namespace do not know the sender."""
+    source = Source("slow", id=("/id",), derive=("/a",), bucket=Bucket.MINUTE, retry_horizon_ms=TTL_MS + 1)
+    brief = replace(source, name="brief", retry_horizon_ms=TTL_MS - 1)
+    own = replace(source, name="own", ttl_ms=TTL_MS + 2)
+    async with rpc.serving(
+        autojump_clock, tokens=TOKENS, sources={one.name: one for one in (source, brief, own)}
+    ) as server:
+        doors = Doors(server.rig, server)
+        at_ms = server.rig.context.now_ms()
+        for one, ttl_ms in ((source, TTL_MS + 1), (brief, TTL_MS), (own, TTL_MS + 2)):
+            for body, name in ((b'{"id":"%b"}', "id"), (b'{"a":"%b"}', "a"), (b'{"idempotencyKey":"%b"}', "key")):
+                request = RawRequest("POST", "/", (JSON,), body % f"{one.name}-{name}".encode())
+                accepted = await doors.ask("accept", source=one.name, request=request)
+                assert accepted["expires_at"] - at_ms == ttl_ms
+                other = replace(request, body=request.body.replace(b"-", b"+"))
+                granted = await doors.ask("reserve", source=one.name, request=other)
+                committed = await doors.ask("commit", key=granted["key"], token=granted["token"])
+                assert committed["expires_at"] - at_ms == ttl_ms
+        # Who calls may know better.
+        request = RawRequest("POST", "/", (JSON,), b'{"id":"mine"}')
+        accepted = await doors.ask("accept", source="slow", request=request, ttl_ms=5)
+        assert accepted["expires_at"] - at_ms == 5
+
+
+async def test_two_senders_with_one_id_are_two_operations(autojump_clock: MockClock) -> None:
+    """The second is refused, never told that its own was done."""
+    stripe = RawRequest("POST", "/s", (JSON,), b'{"id":"973"}')
+    github = RawRequest("POST", "/g", (JSON, ("X-GitHub-Delivery", "973")), b'{"other":1}')
+    async with rpc.serving(autojump_clock, tokens=TOKENS) as server:
+        doors = Doors(server.rig, server)
+        assert (await doors.ask("accept", source="stripe", request=stripe))["result"] == "accepted"
+        for op in ("accept", "accept", "reserve", "reserve"):
+            assert (await doors.ask(op, source="github", request=github))["result"] == "mismatch"
+            assert (await doors.ask("accept", source="stripe", request=stripe))["result"] == "completed"
 
 
 async def test_a_dry_run_needs_rights_and_leaves_no_trace(autojump_clock: MockClock) -> None:

@@ -614,6 +614,9 @@ def test_standard_output_holds_the_ready_line_alone(home: Path) -> None:
 # ------------------------------------------------------------------------------------------------------------- sources
 
 
+GITHUB = '{ secret_env = "HOOK_SECRET" }'
+
+
 def test_a_source_that_forgets_before_its_sender_does(home: Path) -> None:
     config = '[sources.tradingview]\nnamespace = "default"\nwindow_ms = 1000\n'
     assert_refused(Server(home, config), "server.toml:3: sources.tradingview.window_ms", "may try again for 30000 ms")
@@ -633,3 +636,32 @@ def test_a_source_of_which_nobody_knows_how_long_to_remember(home: Path) -> None
     [warning] = [line for line in lines if line["event"] == "source_memory_unsure"]
     assert (warning["level"], warning["source"]) == ("warning", "mine")
     assert "retry_horizon_ms" in warning["detail"]
+
+
+def test_an_id_that_its_sender_does_not_sign(home: Path) -> None:
+    lines = ['id = "header:X-Delivery"', 'verify = { scheme = "stripe", secret_env = "HOOK_SECRET" }']
+    config = "\n".join(["[sources.mine]", *lines, "retry_horizon_ms = 1", "[sources.github]", f"verify = {GITHUB}"])
+    with Server(home, config, extra={"HOOK_SECRET": "made-up-hook-secret"}) as server:
+        events = [json.loads(line) for line in server.log.splitlines()]
+    [warning] = [line for line in events if line["event"] == "source_replayable"]
+    assert (warning["level"], warning["source"]) == ("warning", "mine")
+    assert "header:X-Delivery" in warning["detail"]
+
+
+@pytest.mark.parametrize(("level", "payloads"), [("debug", True), ("debug", False), ("info", True)])
+def test_what_the_log_shows_of_requests(home: Path, level: str, payloads: bool) -> None:
+    config = "\n".join(["[log]", f'level = "{level}"', f"payloads = {str(payloads).lower()}", "[sources.github]"])
+    config += f'\nverify = {GITHUB}\n[sources.mine]\nid = "/id"\nsecrets = ["/pass"]\nretry_horizon_ms = 1\n'
+    request = {"method": "POST", "path": "/", "headers": [["Content-Type", "application/json"]]}
+    body = '{"id":"shown-key","pass":"s3cret","a":"shown-body"}'
+    with Server(home, config, extra={"HOOK_SECRET": "made-up-hook-secret"}) as server, server.http_client() as client:
+        for name in ("mine", "github"):
+            members = {"source": name, "request": {**request, "body": body}}
+            client.post("/v1/default/accept", members)
+        log = server.log
+    lines = [json.loads(line) for line in log.splitlines()]
+    events = [line for line in lines if line["event"] in ("request", "signature_refused")]
+    assert [line["source"] for line in events] == (["mine", "github"] if level == "debug" else ["github"])
+    assert ("shown-key" in log, "shown-body" in log) == (level == "debug" and payloads,) * 2
+    assert "s3cret" not in log
+    assert "made-up-hook-secret" not in log

@@ -185,6 +185,14 @@ def test_every_member_is_documented(sample: Sample) -> None:
     assert set(told(sample)) <= documented(schema)
 
 
+@pytest.mark.parametrize("op", ["reserve", "accept", "key"])
+def test_a_bad_signature_fits(op: str) -> None:
+    proceed = {"proceed": False} if op != "key" else {}
+    check = response_validator(op, 401)
+    check.validate(problem(401, Code.BAD_SIGNATURE, "Why.", members={"field": "header:X", **proceed}))
+    assert not check.is_valid(problem(401, Code.BAD_SIGNATURE, "Why.", members=proceed))
+
+
 @pytest.mark.parametrize(
     ("code", "members"),
     [
@@ -239,6 +247,7 @@ def test_a_key_fits() -> None:
 def test_a_batch_of_every_answer_fits() -> None:
     results = [told(sample) for sample in SAMPLES if sample.op in BATCH_OPS]
     results += [{"code": "IDEMPOTENCY_INVALID_REQUEST", "detail": "Why."}]
+    results += [{"code": "IDEMPOTENCY_BAD_SIGNATURE", "detail": "Why.", "field": "header:X"}]
     check = response_validator("batch", 200)
     check.validate({"results": results})
     assert not check.is_valid({"results": [{"result": "reserved", "proceed": True}]})

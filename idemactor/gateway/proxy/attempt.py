@@ -152,13 +152,17 @@ class Attempt:
                 await self.client.whole(answers.refusal(answer, command, self.office.told_as))
 
     def _reserve_command(self) -> Reserve:
-        resolved = self.resolved
+        resolved, scope = self.resolved, self.scope
+        identity = Identity(scope.tenant, scope.namespace, resolved.key)
+        window_ms, ttl_ms = resolved.memory(scope.policy.ttl_ms)
+        if scope.watch is not None:
+            scope.watch("reserve", identity, {"source": resolved.source, "request": self.request})
         return Reserve(
-            Identity(self.scope.tenant, self.scope.namespace, resolved.key),
+            identity,
             request_id=new_request_id(),
             fingerprint=resolved.fingerprint,
-            ttl_ms=resolved.ttl_ms,
-            window_ms=resolved.window_ms,
+            ttl_ms=ttl_ms,
+            window_ms=window_ms,
             wait_ms=self.office.route.wait_ms,
             holder=HOLDER,
         )

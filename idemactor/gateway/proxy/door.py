@@ -23,7 +23,7 @@ from idemactor.gateway.proxy.limits import RETRY_MS_MAX, ProxyLimits
 from idemactor.gateway.proxy.routes import AmbiguousPath, Origin, Route, RouteAuth, Routes
 from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.resolve import NoKey, Resolved, resolve
+from idemactor.gateway.resolve import NoKey, Resolved, Unauthorized, resolve
 from idemactor.gateway.source import Source
 from idemactor.observability.logs import log_event
 from idemactor.server.context import ServerContext
@@ -194,7 +194,8 @@ class ProxyDoor:
             # A token of ours is nobody else's business.
             headers = without(headers, route.auth_header)
         else:
-            scope = Scope(route.tenant, route.namespace, self._context.policies[route.namespace], operator=False)
+            policy, watch = self._context.policies[route.namespace], self._context.authenticator.watch
+            scope = Scope(route.tenant, route.namespace, policy, operator=False, watch=watch)
         body = await conversation.read_body()
         request = RawRequest(head.method, head.target, headers, body)
         peer, client = conversation.peer, conversation.client
@@ -211,6 +212,9 @@ class ProxyDoor:
             return None
         try:
             return resolve(self._sources[route.source], request, now_ms=self._context.now_ms())
+        except Unauthorized:
+            self._context.observer.forged(route.source)
+            raise
         except NoKey:
             if route.require_key:
                 raise

@@ -24,9 +24,11 @@ from idemactor.gateway.proxy.headers import encoded
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Origin, Route
 from idemactor.gateway.source import Source
+from idemactor.observability.observer import Observer
 from idemactor.server.auth import TokenEntry
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.wire.requests import Watch
 from tests.server.rig import Rig, running
 
 ORIGIN = Origin("http", "upstream.test", 80)
@@ -286,9 +288,11 @@ async def proxying(
     run: bool = True,
     trusted: Sequence[str] = (),
     sources: Mapping[str, Source] = SHIPPED,
+    watch: Watch | None = None,
+    observer: Observer | None = None,
 ) -> AsyncIterator[Proxy]:
     """A proxy with ``routes``, by default the one for orders."""
-    shards = running(clock, policies=POLICIES, tokens=tokens, run=run, sources=sources)
+    shards = running(clock, policies=POLICIES, tokens=tokens, run=run, sources=sources, watch=watch, observer=observer)
     async with shards as rig, trio.open_nursery() as nursery:
         upstream = FakeUpstream(nursery, behaviour)
         settings = ProxySettings(routes or (ROUTE,), limits or ProxyLimits(), trusted)

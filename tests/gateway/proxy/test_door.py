@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 
 import pytest
@@ -23,7 +23,9 @@ from idemactor.gateway.proxy.answers import replay
 from idemactor.gateway.proxy.client_side import rendered
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, RouteAuth, SuccessRule
-from idemactor.gateway.source import Answers
+from idemactor.gateway.source import Answers, Verify
+from idemactor.gateway.verify import Scheme
+from idemactor.observability.observer import Observer
 from idemactor.storage.base import Batch
 from tests.gateway.proxy.rig import LEASE_MS, ROUTE, Client, Proxy, Received, Told, proxying
 from tests.server.rig import TOKENS
@@ -187,6 +189,41 @@ async def test_who_is_unknown_reaches_nothing(
         told = await proxy.call(method, headers=headers)
         assert (told.status, told.header("WWW-Authenticate")) == (401, ["Bearer"])
         assert not proxy.upstream.requests
+
+
+async def test_nothing_is_forgotten_before_its_sender_is_done(autojump_clock: MockClock) -> None:
+    slow = replace(SHIPPED["http"], name="slow", retry_horizon_ms=400_000)
+    async with proxying(autojump_clock, replace(ROUTE, source="slow"), sources={"slow": slow}) as proxy:
+        assert (await proxy.call()).status == 200
+        record = await proxy.record()
+        assert record is not None
+        assert record.committed_at is not None
+        assert record.expires_at == record.committed_at + 400_000
+
+
+async def test_what_is_told_of_requests(autojump_clock: MockClock) -> None:
+    """Of those that were let in to those who look on, and of a forgery the name of its source."""
+    seen: list[tuple[str, str]] = []
+    forged: list[str] = []
+
+    class Forged(Observer):
+        def forged(self, source: str) -> None:
+            forged.append(source)
+
+    def watch(op: str, identity: Identity, members: Mapping[str, object]) -> None:
+        assert members.keys() == {"source", "request"}
+        seen.append((op, identity.key))
+
+    signed = replace(SHIPPED["github"], verify=Verify(Scheme.GITHUB, ("S",), ("made-up",)))
+    routes = ROUTE, replace(ROUTE, prefix="/hooks", source="github")
+    sources = {**SHIPPED, "github": signed}
+    async with proxying(autojump_clock, *routes, sources=sources, watch=watch, observer=Forged()) as proxy:
+        assert (await proxy.call()).status == 200
+        told = await proxy.call("POST", "/hooks", BODY, [("X-Hub-Signature-256", "sha256=" + "0" * 64)])
+        assert (told.status, told.header("WWW-Authenticate")) == (401, [])
+        assert json.loads(told.body)["code"] == Code.BAD_SIGNATURE
+        assert len(proxy.upstream.requests) == 1
+    assert (seen, forged) == ([("reserve", "k")], ["github"])
 
 
 async def test_keys_are_required_or_not(autojump_clock: MockClock) -> None:
