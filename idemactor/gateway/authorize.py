@@ -25,9 +25,9 @@ from typing import Final
 
 from idemactor.core.limits import REQUEST_ID_CHARS_MAX
 from idemactor.errors import InvalidRequest
+from idemactor.gateway.plan import KEY_HEADER
 from idemactor.gateway.refs import Place, parse_ref
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.resolve import KEY_HEADER
 from idemactor.gateway.source import Source
 from idemactor.gateway.words import Format
 
@@ -181,7 +181,7 @@ def check_not_joined(source: Source, question: Question, original: RawRequest) -
         return
     recipes = (ref for recipe in source.plan.ids for ref in recipe)
     names = [ref.text.partition(":")[2] for ref in recipes if ref.place is Place.HEADER]
-    for name in ([KEY_HEADER] if source.client_key else []) + names:
+    for name in ([KEY_HEADER] if source.reads_key_header else []) + names:
         if any("," in value for value in original.header(name)):
             raise InvalidRequest(f"{name} is there twice, or has a comma", field=f"header:{name}")
 
