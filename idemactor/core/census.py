@@ -31,7 +31,3 @@ class Census:
         self._by_shard[shard] = dict(counts)
         for key, count in counts.items():
             self._totals[key] = self._totals.get(key, 0) + count
-
-    def namespaces(self) -> set[TallyKey]:
-        """Every tenant and namespace that has a key."""
-        return {key for key, total in self._totals.items() if total > 0}

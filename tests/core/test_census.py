@@ -16,7 +16,6 @@ ZETA: TallyKey = ("zeta", "trade")
 
 def test_nothing_was_counted_of_whom_nobody_knows() -> None:
     assert Census().total(ACME) == 0
-    assert Census().namespaces() == set()
 
 
 def test_shards_add_up_and_tenants_stay_apart() -> None:
@@ -46,15 +45,6 @@ def test_counts_that_were_given_are_not_changed() -> None:
     census.replace(0, given_counts)
     census.add(0, ACME, 1)
     assert given_counts == {ACME: 1}
-
-
-def test_namespaces_are_those_with_a_key() -> None:
-    census = Census()
-    census.add(0, ACME, 1)
-    census.add(1, ZETA, 1)
-    assert census.namespaces() == {ACME, ZETA}
-    census.add(1, ZETA, -1)
-    assert census.namespaces() == {ACME}
 
 
 keys = st.sampled_from((ACME, ZETA))
