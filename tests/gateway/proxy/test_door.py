@@ -35,6 +35,9 @@ BODY = b'{"symbol": "BTCUSDT"}'
 JSON = [("Content-Type", "application/json")]
 
 
+OTHER_SPELLINGS = ("X_Forwarded_For", "x_real_ip", "Content_Length", "Transfer_Encoding", "Idempotency_Key", "X.Hop")
+
+
 def result_of(told: Told) -> object:
     return json.loads(told.body).get("result")
 
@@ -84,6 +87,7 @@ async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
         ("X-Hop", "1"),
         ("Expect", "100-continue"),
         ("X-Kept", "caf\xe9"),
+        *((name, "1") for name in OTHER_SPELLINGS),
     ]
     async with proxying(autojump_clock) as proxy:
         await proxy.call("PATCH", "/orders/1%2F2?a=b", BODY, spoofed, key='"k"')
@@ -102,6 +106,7 @@ async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
         assert names.isdisjoint(
             {"idempotency_takeover", "idempotent-replayed", "x-hop", "connection", "expect", "transfer-encoding"}
         )
+        assert names.isdisjoint(name.lower() for name in OTHER_SPELLINGS)
 
 
 async def test_the_operation_goes_on_as_an_exchanges_order_id(autojump_clock: MockClock) -> None:
