@@ -142,6 +142,7 @@ SECOND = ROUTE.replace("/orders", "/other")
         (GATEWAY + ROUTE + ROUTE.replace("/orders", "/orders/"), "8: gateway.routes.1.prefix: "),
         (GATEWAY + ROUTE.replace('"/orders"', '"orders"'), "4: gateway.routes.0.prefix: must be a path"),
         (GATEWAY + ROUTE.replace('"/orders"', '"/a/../b"'), "4: gateway.routes.0.prefix: must be a path"),
+        (GATEWAY + ROUTE.replace('"/orders"', '"/a./b"'), "4: gateway.routes.0.prefix: must be a path"),
         (GATEWAY + ROUTE.replace("http:", "ftp:"), "5: gateway.routes.0.upstream: must be an upstream: is no upstream"),
         (GATEWAY + ROUTE.replace(":9000", ":9000/x"), "5: gateway.routes.0.upstream: must be an upstream: has more"),
         (GATEWAY + ROUTE.replace('"default"', '"none"'), "6: gateway.routes.0.namespace: there is no namespace"),
