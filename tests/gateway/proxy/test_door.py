@@ -252,6 +252,23 @@ async def test_other_methods_pass_untouched(autojump_clock: MockClock, method: s
         assert await proxy.record() is None
 
 
+@pytest.mark.parametrize(
+    ("method", "headers", "field"),
+    [
+        ("post", [], "method"),
+        ("PATCh", [], "method"),
+        ("GET", [("X-HTTP-Method-Override", "post")], "header:X-HTTP-Method-Override"),
+    ],
+)
+async def test_no_protected_method_passes_as_another(
+    autojump_clock: MockClock, method: str, headers: list[tuple[str, str]], field: str
+) -> None:
+    async with proxying(autojump_clock) as proxy:
+        told = await proxy.call(method, body=b"x", headers=headers)
+        assert (told.status, json.loads(told.body)["field"]) == (400, field)
+        assert not proxy.upstream.requests
+
+
 async def test_what_no_route_leads_to(autojump_clock: MockClock) -> None:
     async with proxying(autojump_clock) as proxy:
         assert (await proxy.call(target="/other")).status == 404
