@@ -34,6 +34,7 @@ _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of no seconds (socket(7)): what is not sent yet is thrown away."""
+_EMPTY_LINE: Final = b"\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 _CODES: Final = {413: Code.TOO_LARGE, 503: Code.OVERLOADED}
 
@@ -168,8 +169,14 @@ class ProxyConnection:
     # -------------------------------------------------------------------------------------------------------- reading
 
     async def _read_head(self) -> bytes | None:
-        """The next head; None where the client is done, or took too long to begin."""
+        """The next head; None where the client is done, or took too long to begin.
+
+        One empty line before it is skipped (RFC 9112, section 2.2): there are clients that end a body with one.
+        """
+        skipped = self._skip_line()
         if not self._buffer and not await self._begin():
+            return None
+        if not skipped and (skipped := self._skip_line()) and not self._buffer and not await self._begin():
             return None
         end = self._buffer.find(HEAD_END)
         if end < 0:
@@ -178,7 +185,15 @@ class ProxyConnection:
             raise self._too_large()
         data = bytes(self._buffer[: end + len(HEAD_END)])
         del self._buffer[: end + len(HEAD_END)]
-        return data
+        # The empty line may have come in two pieces.
+        return data if skipped else data.removeprefix(_EMPTY_LINE)
+
+    def _skip_line(self) -> bool:
+        """Whether an empty line was the next to be read."""
+        skipped = self._buffer.startswith(_EMPTY_LINE)
+        if skipped:
+            del self._buffer[: len(_EMPTY_LINE)]
+        return skipped
 
     async def _find_end(self) -> int:
         """Where the empty line is that ends the head."""

@@ -50,6 +50,8 @@ UNPROTECTED_MARK: Final = ("Idempotency-Unprotected", "true")
 KEY_HEADER: Final = "Idempotency-Key"
 _DECIDED: Final = re.compile(r"idempotency-(?!key$).*|idempotent-.*|x-idemactor-.*")
 """Names that say what was decided; nobody but us may say it."""
+_OURS_IN_ANSWERS: Final = re.compile(r"idempotent-replayed|idempotency-unprotected|x-idemactor-.*")
+"""What a client hears from us alone, or could not tell our replay from another's."""
 _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host")
 _NOT_TRUSTED: Final = re.compile(r"x-forwarded-.*|forwarded|x-real-ip|x-original-url|x-rewrite-url")
 """What only a proxy may say; the last two would have an upstream serve another path than the route was found by."""
@@ -196,11 +198,15 @@ def readable(headers: Iterable[tuple[str, str]]) -> Pairs:
     return tuple(kept)
 
 
+def answered(headers: Iterable[tuple[str, str]]) -> Pairs:
+    """What goes on of an upstream's answer: without what belongs to the connection, or only we may say."""
+    return tuple(pair for pair in end_to_end(headers) if _OURS_IN_ANSWERS.fullmatch(plain_name(pair[0])) is None)
+
+
 def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pairs:
     """What is stored of an answer's fields, in order."""
     allowed = (REPLAYED | more) - NEVER_REPLAYED
-    pairs = end_to_end(headers)
-    return tuple(pair for pair in pairs if pair[0].lower() in allowed)
+    return tuple(pair for pair in answered(headers) if pair[0].lower() in allowed)
 
 
 def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
