@@ -991,16 +991,42 @@ async def test_a_drain_finishes_what_is_under_way(autojump_clock: MockClock) -> 
 
 
 async def test_a_drain_sends_nothing_on_unprotected(autojump_clock: MockClock) -> None:
-    async with proxying(autojump_clock, replace(ROUTE, namespace="open")) as proxy:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="open"), run=False) as proxy:
         client = proxy.client()
-        head = b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\n"
-        await client.stream.send_all(head)
+        await client.send()
         await trio.testing.wait_all_tasks_blocked()
         proxy.door.drain()
         proxy.rig.context.router.settle_only()
+        assert (await client.read()).status == 503
+        assert not proxy.upstream.requests
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /ord",
+        b"\r\nPOST /orders HTTP/1.1\r\n",
+        b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\nx",
+        b"PUT /orders HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+    ],
+)
+async def test_a_drain_does_not_wait_for_a_request_that_is_not_there_yet(
+    autojump_clock: MockClock, begun: bytes
+) -> None:
+    async with proxying(autojump_clock) as proxy:
+        client = proxy.client()
+        await client.stream.send_all(begun)
+        await trio.testing.wait_all_tasks_blocked()
+        proxy.door.drain()
         began = trio.current_time()
-        assert (await client.raw(b"x")).startswith(b"HTTP/1.1 503 ")
-        assert trio.current_time() - began < 1
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 503 ")
+        assert b"Connection: close\r\n" in got
+        assert b"\r\nRetry-After: 1\r\n" in got
+        assert trio.current_time() == began
+        # The client never sends the rest, and does not close either.
+        with trio.fail_after(5):
+            await proxy.door.finished.wait()
         assert not proxy.upstream.requests
 
 
