@@ -25,7 +25,7 @@ UPSTREAM_IDLE_MS_MAX: Final = 3_600_000
 _DEFAULT: Final = Route("/", Origin("http", "", 0), "default")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHOD: Final = re.compile(r"[A-Z]+")
-_PREFIX: Final = re.compile(r"/|(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+/?")
+_PREFIX: Final = re.compile(r"/|(?:/[A-Za-z0-9_~-](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_~-])?)+/?")
 _SAMPLE_ID: Final = "0190f8f0-0000-7000-8000-000000000000"
 
 
@@ -165,7 +165,7 @@ def _text(value: object) -> str:
 
 def _prefix(value: object) -> str:
     if _PREFIX.fullmatch(_text(value)) is None:
-        raise ValueError("it begins with a slash, and has no dots at the start of a segment, no escapes, no query")
+        raise ValueError("it begins with a slash, and has no dot at either end of a segment, no escapes, no query")
     return _text(value)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from idemactor.config import ServerConfig, load
 from idemactor.config.lines import locate
 from idemactor.errors import ConfigError
+from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, Origin, Route, RouteAuth, SuccessRule
 from tests.config.test_config import TOKEN
 
@@ -43,6 +47,22 @@ def test_a_route_has_defaults(file: Path) -> None:
     config = read(file, GATEWAY + ROUTE)
     assert config.gateway.door.bind == ("127.0.0.1:0",)
     assert config.gateway.routes == (Route("/orders", Origin("http", "127.0.0.1", 9000), "default"),)
+
+
+def test_the_guide_shows_the_defaults() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "proxy.md").read_text()
+    [block] = [text for text in re.findall(r"```toml\n(.*?)```", guide, re.DOTALL) if "body_bytes_max" in text]
+    gateway = tomllib.loads(block)["gateway"]
+    said = gateway["routes"][0]
+    plain = ("source", "require_key", "store_failures", "preserve_host")
+    times = ("wait_ms", "timeout_ms", "first_byte_ms", "connect_ms")
+    lists = ("methods", "definite_failure", "not_executed")
+    default = asdict(Route("/", Origin("http", "", 0), "default"))
+    assert {name: said[name] for name in plain + times} == {name: default[name] for name in plain + times}
+    assert {name: frozenset(said[name]) for name in lists} == {name: default[name] for name in lists}
+    limits = [name for name in gateway if name in asdict(ProxyLimits())]
+    assert len(limits) == 4
+    assert {name: gateway[name] for name in limits} == {name: asdict(ProxyLimits())[name] for name in limits}
 
 
 def test_every_setting_of_a_route_is_read(file: Path) -> None:
@@ -142,6 +162,7 @@ SECOND = ROUTE.replace("/orders", "/other")
         (GATEWAY + ROUTE + ROUTE.replace("/orders", "/orders/"), "8: gateway.routes.1.prefix: "),
         (GATEWAY + ROUTE.replace('"/orders"', '"orders"'), "4: gateway.routes.0.prefix: must be a path"),
         (GATEWAY + ROUTE.replace('"/orders"', '"/a/../b"'), "4: gateway.routes.0.prefix: must be a path"),
+        (GATEWAY + ROUTE.replace('"/orders"', '"/a./b"'), "4: gateway.routes.0.prefix: must be a path"),
         (GATEWAY + ROUTE.replace("http:", "ftp:"), "5: gateway.routes.0.upstream: must be an upstream: is no upstream"),
         (GATEWAY + ROUTE.replace(":9000", ":9000/x"), "5: gateway.routes.0.upstream: must be an upstream: has more"),
         (GATEWAY + ROUTE.replace('"default"', '"none"'), "6: gateway.routes.0.namespace: there is no namespace"),

@@ -363,6 +363,22 @@ def test_sigterm_brings_what_is_under_way_to_its_end(home: Path) -> None:
     assert_clean(server.data_dir)
 
 
+def test_sigterm_does_not_wait_for_a_request_that_never_comes(home: Path) -> None:
+    with Upstream() as upstream, configured(home, upstream) as server:
+        head = b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\n"
+        with connect(Proxied(server, upstream).address) as in_head, connect(server.addresses("gateway")[0]) as in_body:
+            in_head.sendall(head[:20])
+            in_body.sendall(head + b"x")
+            time.sleep(0.3)
+            began = time.monotonic()
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+            assert time.monotonic() - began < 8
+            assert all(read_to_end(one).startswith(b"HTTP/1.1 503 ") for one in (in_head, in_body))
+        assert_calm(server)
+        assert not upstream.requests
+
+
 def test_a_crash_in_the_middle_leaves_in_doubt(home: Path) -> None:
     with Upstream(slow_s=5) as upstream, configured(home, upstream) as server:
         proxied = Proxied(server, upstream)

@@ -109,9 +109,9 @@ def of_error(error: RequestError) -> Whole:
     return _whole(refused(error, "/reserve"))
 
 
-def of_status(status: int, code: Code, detail: str, *, close: bool = False) -> Whole:
+def of_status(status: int, code: Code, detail: str, *, close: bool = False, retry: bool = False) -> Whole:
     """A request that does not get as far as its route."""
-    answer = problem_told(status, code, detail, "", {"proceed": False})
+    answer = problem_told(status, code, detail, "", {"proceed": False}, 1 if retry else None)
     return Whole(answer.status, (("Content-Type", answer.media_type), *answer.headers), answer.body, close)
 
 

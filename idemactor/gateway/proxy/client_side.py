@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from idemactor.gateway.proxy.answers import Whole
-from idemactor.gateway.proxy.headers import encoded, end_to_end, without
+from idemactor.gateway.proxy.headers import answered, encoded, without
 from idemactor.gateway.proxy.http1 import RequestHead
 from idemactor.gateway.proxy.limits import WRITE_BYTES
 from idemactor.gateway.proxy.upstream import AnswerHead
@@ -63,7 +63,8 @@ class ClientAnswer:
         if answer.close:
             self.keep_alive = False
         headers = [*answer.headers, ("Date", self._date())]
-        if not answer.bodiless:
+        # What is stored of an answer to HEAD has no body, and nobody knows any more how long a GET's would have been.
+        if not answer.bodiless and (answer.body or self._head.method != "HEAD"):
             headers.append(("Content-Length", str(len(answer.body))))
         self._silent = answer.bodiless or self._head.method == "HEAD"
         self._put_head(answer.status, b"", headers)
@@ -72,14 +73,14 @@ class ClientAnswer:
     async def inform(self, head: AnswerHead) -> None:
         """A 1xx that came before the answer; HTTP/1.0 has none."""
         if self._head.minor == 1 and not self.began:
-            self._pending += _lines(head.status, head.reason, end_to_end(head.headers))
+            self._pending += _lines(head.status, head.reason, answered(head.headers))
             await self._flush()
 
     def begin(self, head: AnswerHead, *more: tuple[str, str]) -> None:
         """The head of an upstream's answer; it leaves with the first bytes, or with ``flush``."""
         assert not self.began
         self.began = True
-        headers = [*end_to_end(head.headers), *more]
+        headers = [*answered(head.headers), *more]
         coded = any(name.lower() == "transfer-encoding" for name, _ in head.headers)
         has_length = not coded and any(name.lower() == "content-length" for name, _ in headers)
         self._silent = head.status in _BODILESS or self._head.method == "HEAD"

@@ -10,7 +10,7 @@ import contextlib
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Final, Protocol
@@ -34,8 +34,10 @@ _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
 _BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of no seconds (socket(7)): what is not sent yet is thrown away."""
+_EMPTY_LINE: Final = b"\r\n"
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-_CODES: Final = {413: Code.TOO_LARGE, 503: Code.OVERLOADED}
+_TRY_AGAIN: Final = 503
+_CODES: Final = {413: Code.TOO_LARGE, _TRY_AGAIN: Code.OVERLOADED}
 
 Work = Callable[[], Awaitable[Answer]]
 
@@ -93,6 +95,7 @@ class ProxyConnection:
         self._ended = False
         self._draining = False
         self._idle: trio.CancelScope | None = None
+        self._arrival: trio.CancelScope | None = None
 
     async def run(self) -> None:
         """Serve it to its end."""
@@ -108,10 +111,11 @@ class ProxyConnection:
                 await part(self._stream, self._limits.linger_ms, broken=broken)
 
     def drain(self) -> None:
-        """No further request; one that is under way is answered."""
+        """No further request, nor one that is not there whole: nothing of it was sent on. Others are answered."""
         self._draining = True
-        if self._idle is not None:
-            self._idle.cancel()
+        for scope in (self._idle, self._arrival):
+            if scope is not None:
+                scope.cancel()
 
     # ---------------------------------------------------------------------------------------------------- one request
 
@@ -163,13 +167,20 @@ class ProxyConnection:
         if client.began:
             client.abort()
         else:
-            await client.whole(of_status(refused.status, code, refused.detail, close=True))
+            retry = refused.status == _TRY_AGAIN
+            await client.whole(of_status(refused.status, code, refused.detail, close=True, retry=retry))
 
     # -------------------------------------------------------------------------------------------------------- reading
 
     async def _read_head(self) -> bytes | None:
-        """The next head; None where the client is done, or took too long to begin."""
+        """The next head; None where the client is done, or took too long to begin.
+
+        One empty line before it is skipped (RFC 9112, section 2.2): there are clients that end a body with one.
+        """
+        skipped = self._skip_line()
         if not self._buffer and not await self._begin():
+            return None
+        if not skipped and (skipped := self._skip_line()) and not self._buffer and not await self._begin():
             return None
         end = self._buffer.find(HEAD_END)
         if end < 0:
@@ -178,11 +189,19 @@ class ProxyConnection:
             raise self._too_large()
         data = bytes(self._buffer[: end + len(HEAD_END)])
         del self._buffer[: end + len(HEAD_END)]
-        return data
+        # The empty line may have come in two pieces.
+        return data if skipped else data.removeprefix(_EMPTY_LINE)
+
+    def _skip_line(self) -> bool:
+        """Whether an empty line was the next to be read."""
+        skipped = self._buffer.startswith(_EMPTY_LINE)
+        if skipped:
+            del self._buffer[: len(_EMPTY_LINE)]
+        return skipped
 
     async def _find_end(self) -> int:
         """Where the empty line is that ends the head."""
-        with trio.move_on_after(self._limits.headers_ms / _MS_PER_S):
+        with self._arriving(self._limits.headers_ms, "request"):
             while (end := self._buffer.find(HEAD_END)) < 0:
                 if len(self._buffer) > self._limits.header_bytes_max:
                     raise self._too_large()
@@ -190,8 +209,7 @@ class ProxyConnection:
                     raise Refused(400, "A line does not end with CR LF.")
                 if not await self._fill():
                     raise ClientLeft
-            return end
-        raise Refused(408, "The request did not arrive in time.")
+        return end
 
     def _too_large(self) -> Refused:
         return Refused(431, f"The request line and headers exceed {self._limits.header_bytes_max} bytes.")
@@ -218,15 +236,28 @@ class ProxyConnection:
         reader.feed(self._buffer)
         if reader.done:
             return reader.body
-        if head.expects_continue:
-            await self._stream.send_all(_CONTINUE)
-        with trio.move_on_after(self._limits.body_ms / _MS_PER_S):
+        with self._arriving(self._limits.body_ms, "body"):
+            if head.expects_continue:
+                await self._stream.send_all(_CONTINUE)
             while not reader.done:
                 if not await self._fill():
                     raise ClientLeft
                 reader.feed(self._buffer)
-            return reader.body
-        raise Refused(408, "The body did not arrive in time.")
+        return reader.body
+
+    @contextlib.contextmanager
+    def _arriving(self, within_ms: int, what: str) -> Iterator[None]:
+        """The time for a part of a request; it ends early where a drain begins. Raises: Refused."""
+        with trio.move_on_after(within_ms / _MS_PER_S) as scope:
+            self._arrival = scope
+            if self._draining:
+                scope.cancel()
+            yield
+        self._arrival = None
+        if scope.cancelled_caught and self._draining:
+            raise Refused(_TRY_AGAIN, "The server takes no more requests.")
+        if scope.cancelled_caught:
+            raise Refused(408, f"The {what} did not arrive in time.")
 
     async def _fill(self) -> bool:
         """Read something; False at the end."""

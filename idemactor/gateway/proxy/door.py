@@ -20,6 +20,7 @@ from idemactor.gateway.proxy.desk import Desk, LeaseKeeper
 from idemactor.gateway.proxy.forward import Forwarder
 from idemactor.gateway.proxy.headers import Peer, TrustedPeers, without
 from idemactor.gateway.proxy.limits import RETRY_MS_MAX, ProxyLimits
+from idemactor.gateway.proxy.methods import check_method
 from idemactor.gateway.proxy.routes import AmbiguousPath, Origin, Route, RouteAuth, Routes
 from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.request import RawRequest
@@ -196,6 +197,7 @@ class ProxyDoor:
         else:
             policy, watch = self._context.policies[route.namespace], self._context.authenticator.watch
             scope = Scope(route.tenant, route.namespace, policy, operator=False, watch=watch)
+        check_method(head.method, headers, route.methods)
         body = await conversation.read_body()
         request = RawRequest(head.method, head.target, headers, body)
         peer, client = conversation.peer, conversation.client

@@ -1,6 +1,7 @@
 """Header fields on their way through the reverse proxy: which go on, which are ours, which are replayed. Pure.
 
-Fields are pairs of Latin-1 text, names as they were sent; every comparison is in lower case.
+Fields are pairs of Latin-1 text, names as they were sent; every comparison is in lower case, and what is
+dropped from a request is dropped in every spelling that CGI takes for the same (``plain_name``).
 """
 
 from __future__ import annotations
@@ -48,15 +49,26 @@ UNPROTECTED_MARK: Final = ("Idempotency-Unprotected", "true")
 
 KEY_HEADER: Final = "Idempotency-Key"
 _DECIDED: Final = re.compile(r"idempotency-(?!key$).*|idempotent-.*|x-idemactor-.*")
-"""Names that say what was decided; nobody but us may say it. Underscores count as hyphens: behind CGI they are one."""
+"""Names that say what was decided; nobody but us may say it."""
+_OURS_IN_ANSWERS: Final = re.compile(r"idempotent-replayed|idempotency-unprotected|x-idemactor-.*")
+"""What a client hears from us alone, or could not tell our replay from another's."""
 _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host")
-_NOT_TRUSTED: Final = frozenset(
-    {*_FORWARDED, "forwarded", "x-real-ip", "x-forwarded-port", "x-forwarded-prefix", "x-forwarded-server"}
-)
+_NOT_TRUSTED: Final = re.compile(r"x-forwarded-.*|forwarded|x-real-ip|x-original-url|x-rewrite-url")
+"""What only a proxy may say; the last two would have an upstream serve another path than the route was found by."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _BARE_KEY: Final = re.compile(r"[!#-+\--:<-~]+")
 _QUOTABLE: Final = re.compile(r"[ -~]+")
+_HYPHENS: Final = str.maketrans(dict.fromkeys("!#$%&'*+.^_`|~", "-"))
+
+
+def plain_name(name: str) -> str:
+    """A field's name as the programs behind CGI and its like know it: they take ``X_A``, ``x.a`` and ``X-A`` for one.
+
+    There every character of a variable's name that is neither a letter nor a digit becomes an underscore (RFC 3875,
+    section 4.1.18, says so of the hyphen; servers do it to the rest of what a name may have).
+    """
+    return name.lower().translate(_HYPHENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,18 +112,18 @@ class TrustedPeers:
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Pairs:
     """Without what belongs to the connection: the fields known to, and those that ``Connection`` names."""
     pairs = tuple(headers)
-    named = {part.strip().lower() for name, value in pairs if name.lower() == "connection" for part in value.split(",")}
-    dropped = HOP_BY_HOP | named
-    return tuple(pair for pair in pairs if pair[0].lower() not in dropped)
+    options = [part.strip() for name, value in pairs if name.lower() == "connection" for part in value.split(",")]
+    dropped = HOP_BY_HOP.union(map(plain_name, options))
+    return tuple(pair for pair in pairs if plain_name(pair[0]) not in dropped)
 
 
 def without_decisions(headers: Iterable[tuple[str, str]], *own: str) -> Pairs:
     """Without what only we may say; ``own`` are further such names."""
-    names = {name.lower().replace("_", "-") for name in own}
+    names = set(map(plain_name, own))
     kept = []
     for name, value in headers:
-        plain = name.lower().replace("_", "-")
-        spoofed_key = plain == "idempotency-key" and "_" in name
+        plain = plain_name(name)
+        spoofed_key = plain == "idempotency-key" and name.lower() != plain
         if _DECIDED.fullmatch(plain) is None and plain not in names and not spoofed_key:
             kept.append((name, value))
     return tuple(kept)
@@ -121,7 +133,8 @@ def forwarded(headers: Iterable[tuple[str, str]], peer: Peer) -> Pairs:
     """With ``X-Forwarded-For``, ``-Proto`` and ``-Host`` that are true.
 
     What an untrusted peer says about where a request comes from is dropped; to a trusted one's words its own address
-    is added, and its ``-Proto`` and ``-Host`` stay.
+    is added, and its ``-Proto`` and ``-Host`` stay. A name in another spelling is nobody's word: a proxy that writes
+    the right one may have let its client's pass.
     """
     pairs = tuple(headers)
     known = {name.lower(): value for name, value in pairs}
@@ -133,9 +146,15 @@ def forwarded(headers: Iterable[tuple[str, str]], peer: Peer) -> Pairs:
     }
     if peer.trusted:
         told |= {name: known[name.lower()] for name in told if name != "X-Forwarded-For" and name.lower() in known}
-    dropped = frozenset(_FORWARDED) if peer.trusted else _NOT_TRUSTED
-    kept = tuple(pair for pair in pairs if pair[0].lower() not in dropped)
+    kept = tuple(pair for pair in pairs if not _speaks_of_others(pair[0], peer))
     return (*kept, *((name, value) for name, value in told.items() if value))
+
+
+def _speaks_of_others(name: str, peer: Peer) -> bool:
+    plain = plain_name(name)
+    if peer.trusted and name.lower() == plain:
+        return plain in _FORWARDED
+    return _NOT_TRUSTED.fullmatch(plain) is not None
 
 
 def with_key(headers: Iterable[tuple[str, str]], key: str, otherwise: str) -> Pairs:
@@ -179,11 +198,15 @@ def readable(headers: Iterable[tuple[str, str]]) -> Pairs:
     return tuple(kept)
 
 
+def answered(headers: Iterable[tuple[str, str]]) -> Pairs:
+    """What goes on of an upstream's answer: without what belongs to the connection, or only we may say."""
+    return tuple(pair for pair in end_to_end(headers) if _OURS_IN_ANSWERS.fullmatch(plain_name(pair[0])) is None)
+
+
 def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pairs:
     """What is stored of an answer's fields, in order."""
     allowed = (REPLAYED | more) - NEVER_REPLAYED
-    pairs = end_to_end(headers)
-    return tuple(pair for pair in pairs if pair[0].lower() in allowed)
+    return tuple(pair for pair in answered(headers) if pair[0].lower() in allowed)
 
 
 def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
@@ -194,8 +217,9 @@ def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
 
 
 def without(headers: Iterable[tuple[str, str]], *names: str) -> Pairs:
-    """Without the fields of these names, given in lower case."""
-    return tuple(pair for pair in headers if pair[0].lower() not in names)
+    """Without the fields of these names, in any spelling that CGI takes for the same."""
+    dropped = set(map(plain_name, names))
+    return tuple(pair for pair in headers if plain_name(pair[0]) not in dropped)
 
 
 def encoded(headers: Sequence[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

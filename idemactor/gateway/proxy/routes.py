@@ -1,8 +1,9 @@
 """Which route of the reverse proxy a request takes, and what a route says (configuration ``[[gateway.routes]]``). Pure.
 
 The longest prefix that ends on a segment boundary wins. An upstream may read a path in another way than it was written
-(``/a/../orders``, ``/%6frders``, ``//orders``), and a request must not go around its route by that: where the two
-readings lead to different routes, there is no answer that is right, and the request is refused.
+(``/a/../orders``, ``/%6frders``, ``//orders``, ``/orders.``), and a request must not go around its route by that: where
+the two readings lead to different routes, there is no answer that is right, and the request is refused. So is, whatever
+it leads to, what is written for no other reader: control characters, dots and slashes in overlong or doubled escapes.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class InvalidUpstream(ValueError):
 
 
 class AmbiguousPath(ValueError):
-    """A path that leads to another route where an upstream normalises it."""
+    """A path that leads to another route where an upstream normalises it, or that no two read alike; it says which."""
 
 
 class OrderIdForm(enum.StrEnum):
@@ -195,11 +196,12 @@ class Routes:
             target: Path and query as they were sent.
 
         Raises:
-            AmbiguousPath: Read as an upstream may read it, the path belongs to another route.
+            AmbiguousPath: Read as an upstream may read it, the path belongs to another route; or its escapes are none
+                that a path needs.
         """
         path = target.partition("?")[0]
         found = self._match(path)
-        if _PLAIN.fullmatch(path) is None and self._match(_normalised(path)) is not found:
+        if _PLAIN.fullmatch(path) is None and any(self._match(reading) is not found for reading in _readings(path)):
             raise AmbiguousPath("the path leads elsewhere once it is normalised")
         return found
 
@@ -211,17 +213,59 @@ class Routes:
         return None
 
 
-_PLAIN: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9_.~-]*)+/?|/")
-"""A path that nobody reads in two ways: no escapes, no empty segments, none that begins with a dot."""
+_PLAIN: Final = re.compile(r"(?:/[A-Za-z0-9_~-](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_~-])?)+/?|/")
+"""A path that nobody reads in two ways: no escapes, no empty segments, none that begins or ends with a dot."""
+_NO_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})")
+_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
+_OVERLONG: Final = re.compile(r"[\xc0\xc1]|\xe0[\x80-\x9f]|\xf0[\x80-\x8f]|\xf8[\x80-\x87]|\xfc[\x80-\x83]")
+"""Bytes that begin a longer form of a character than UTF-8 has for it (RFC 3629, section 10)."""
+_TWICE: Final = re.compile(r"%(?:2[EeFf5]|5[Cc]|[01][0-9A-Fa-f]|7[Ff])")
+"""What decoding once may not leave: an escaped dot, slash, backslash, percent sign or control character."""
+_CLIMBING: Final = re.compile(
+    r"/(?:(?:\.\.?|[A-Za-z0-9_~-](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_~-])?)/)*(?:\.\.?|[A-Za-z0-9_.~-]+)?"
+)
+"""A path of plain segments and dots alone: whoever removes them comes to the same."""
+_AFTER_NAME: Final = re.compile(r"[;?#]")
+_UP: Final = re.compile(r" *\.[ .]*\. *")
 
 
-def _normalised(path: str) -> str:
-    """As the most eager of upstreams reads it: decoded, without parameters, dots and empty segments."""
+def _readings(path: str) -> tuple[str, str]:
+    """``path`` as it is read by whoever decodes it once, and by whoever does so twice.
+
+    Raises:
+        AmbiguousPath: An escape in it is none, or nothing that belongs into a path; or it goes up and has more in it
+            that is read in two ways, so that there are as many paths as readers.
+    """
+    if _NO_ESCAPE.search(path):
+        raise AmbiguousPath("the path has a percent sign that begins no escape")
+    once = unquote(path, encoding="latin-1")
+    if _CONTROL.search(once) or _OVERLONG.search(once):
+        raise AmbiguousPath("the path has an escaped control character, or an overlong one")
+    if _TWICE.search(once):
+        raise AmbiguousPath("the path is escaped twice where that would change its segments")
+    readings = _names(once), _names(unquote(once, encoding="latin-1"))
+    if any(".." in names for names in readings) and _CLIMBING.fullmatch(path) is None:
+        raise AmbiguousPath("the path goes up, and not everybody reads it alike")
+    return _normalised(readings[0]), _normalised(readings[1])
+
+
+def _names(path: str) -> list[str]:
+    """The segments of a decoded path as the most eager of upstreams reads them: no parameters, none that are empty.
+
+    File systems there are that drop spaces and dots at the end of a name.
+    """
+    names = []
+    for segment in path.replace("\\", "/").split("/"):
+        name = _AFTER_NAME.split(segment, maxsplit=1)[0]
+        names.append(".." if _UP.fullmatch(name) else name.strip(" ").rstrip(" ."))
+    return [name for name in names if name]
+
+
+def _normalised(names: list[str]) -> str:
     segments: list[str] = []
-    for segment in unquote(path, encoding="latin-1").replace("\\", "/").split("/"):
-        name = segment.partition(";")[0]
+    for name in names:
         if name == "..":
             del segments[-1:]
-        elif name not in ("", "."):
+        else:
             segments.append(name)
     return "/" + "/".join(segments)

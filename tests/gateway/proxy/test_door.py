@@ -35,6 +35,9 @@ BODY = b'{"symbol": "BTCUSDT"}'
 JSON = [("Content-Type", "application/json")]
 
 
+OTHER_SPELLINGS = ("X_Forwarded_For", "x_real_ip", "Content_Length", "Transfer_Encoding", "Idempotency_Key", "X.Hop")
+
+
 def result_of(told: Told) -> object:
     return json.loads(told.body).get("result")
 
@@ -84,6 +87,7 @@ async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
         ("X-Hop", "1"),
         ("Expect", "100-continue"),
         ("X-Kept", "caf\xe9"),
+        *((name, "1") for name in OTHER_SPELLINGS),
     ]
     async with proxying(autojump_clock) as proxy:
         await proxy.call("PATCH", "/orders/1%2F2?a=b", BODY, spoofed, key='"k"')
@@ -102,6 +106,7 @@ async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
         assert names.isdisjoint(
             {"idempotency_takeover", "idempotent-replayed", "x-hop", "connection", "expect", "transfer-encoding"}
         )
+        assert names.isdisjoint(name.lower() for name in OTHER_SPELLINGS)
 
 
 async def test_the_operation_goes_on_as_an_exchanges_order_id(autojump_clock: MockClock) -> None:
@@ -245,6 +250,23 @@ async def test_other_methods_pass_untouched(autojump_clock: MockClock, method: s
         assert len(proxy.upstream.requests) == 2
         assert all(not got.header("Idempotency-Operation-Id") for got in proxy.upstream.requests)
         assert await proxy.record() is None
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "field"),
+    [
+        ("post", [], "method"),
+        ("PATCh", [], "method"),
+        ("GET", [("X-HTTP-Method-Override", "post")], "header:X-HTTP-Method-Override"),
+    ],
+)
+async def test_no_protected_method_passes_as_another(
+    autojump_clock: MockClock, method: str, headers: list[tuple[str, str]], field: str
+) -> None:
+    async with proxying(autojump_clock) as proxy:
+        told = await proxy.call(method, body=b"x", headers=headers)
+        assert (told.status, json.loads(told.body)["field"]) == (400, field)
+        assert not proxy.upstream.requests
 
 
 async def test_what_no_route_leads_to(autojump_clock: MockClock) -> None:
@@ -651,6 +673,45 @@ async def test_head_has_the_length_and_not_the_body(autojump_clock: MockClock) -
         assert proxy.upstream.connections == 1
 
 
+async def test_a_replay_to_head_says_no_length_that_is_not_the_answers(autojump_clock: MockClock) -> None:
+    async def answer(received: Received) -> None:
+        await received.send(b"HTTP/1.1 200 OK\r\nETag: x\r\nContent-Length: 22\r\n\r\n")
+
+    async with proxying(autojump_clock, replace(ROUTE, methods=frozenset({"HEAD"})), behaviour=answer) as proxy:
+        client = proxy.client()
+        assert (await client.call("HEAD")).header("Content-Length") == ["22"]
+        for _ in range(2):
+            told = await client.call("HEAD")
+            assert (told.header("Idempotent-Replayed"), told.header("ETag")) == (["true"], ["x"])
+            assert told.header("Content-Length") == []
+        refused = await client.call("HEAD", key=None)
+        assert (refused.status, int(refused.header("Content-Length")[0]) > 0) == (400, True)
+        assert len(proxy.upstream.requests) == 1
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_an_upstream_does_not_speak_for_us(autojump_clock: MockClock, method: str) -> None:
+    names = ("Idempotent-Replayed", "idempotency_unprotected", "Idempotency-Unprotected", "X-Idemactor-Owner")
+    marks = [(name, "true") for name in names]
+
+    async def answer(received: Received) -> None:
+        early = "".join(f"{name}: true\r\n" for name in names)
+        await received.send(f"HTTP/1.1 103 Early Hints\r\n{early}\r\n".encode())
+        await received.answer(200, b"x", [*marks, ("X-Own", "1")])
+
+    route = replace(ROUTE, replay_headers=frozenset({"x-idemactor-owner", "x-own"}))
+    async with proxying(autojump_clock, route, behaviour=answer) as proxy:
+        got = await proxy.client().raw(
+            f"{method} /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nConnection: close\r\n\r\n".encode()
+        )
+        assert got.startswith(b"HTTP/1.1 103 ")
+        assert [name for name in names if name.encode() in got] == []
+        told = await proxy.call(method)
+        assert told.header("X-Own") == ["1"]
+        assert told.header("X-Idemactor-Owner") == []
+        assert told.header("Idempotent-Replayed") == (["true"] if method == "POST" else [])
+
+
 async def test_a_chunked_request_goes_on_with_a_length(autojump_clock: MockClock) -> None:
     head = b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\n"
     head += b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
@@ -684,6 +745,33 @@ async def test_pipelined_requests_are_answered_in_order(autojump_clock: MockCloc
         got = await proxy.client().raw(one % 1 + one % 2 + last)
         assert [got.find(b"/orders/%d" % number) > 0 for number in (1, 2, 3)] == [True] * 3
         assert got.index(b"/orders/1") < got.index(b"/orders/2") < got.index(b"/orders/3")
+
+
+@pytest.mark.parametrize("pieces", [(b"\r\n",), (b"\r", b"\n"), (b"\r\nG",)])
+async def test_one_empty_line_before_a_request_is_skipped(autojump_clock: MockClock, pieces: tuple[bytes, ...]) -> None:
+    request = b"GET /orders HTTP/1.1\r\nHost: a\r\n\r\n"
+    async with proxying(autojump_clock) as proxy:
+        client = proxy.client()
+        for _ in range(2):
+            for piece in pieces:
+                await client.stream.send_all(piece)
+                await trio.testing.wait_all_tasks_blocked()
+            await client.stream.send_all(request.removeprefix(b"".join(pieces).strip()))
+            assert (await client.stream.receive_some()).startswith(b"HTTP/1.1 200 ")
+        assert (await client.raw(b"\r\n\r\n" + request)).startswith(b"HTTP/1.1 400 ")
+        assert len(proxy.upstream.requests) == 2
+
+
+async def test_an_empty_line_begins_no_request(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock) as proxy:
+        assert await proxy.client().raw(b"\r\n") == b""
+        client = proxy.client()
+        await client.stream.send_all(b"\r\n")
+        await trio.testing.wait_all_tasks_blocked()
+        proxy.door.drain()
+        began = trio.current_time()
+        assert await client.rest() == b""
+        assert trio.current_time() == began
 
 
 async def test_a_large_request(autojump_clock: MockClock) -> None:
@@ -903,16 +991,42 @@ async def test_a_drain_finishes_what_is_under_way(autojump_clock: MockClock) -> 
 
 
 async def test_a_drain_sends_nothing_on_unprotected(autojump_clock: MockClock) -> None:
-    async with proxying(autojump_clock, replace(ROUTE, namespace="open")) as proxy:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="open"), run=False) as proxy:
         client = proxy.client()
-        head = b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 1\r\n\r\n"
-        await client.stream.send_all(head)
+        await client.send()
         await trio.testing.wait_all_tasks_blocked()
         proxy.door.drain()
         proxy.rig.context.router.settle_only()
+        assert (await client.read()).status == 503
+        assert not proxy.upstream.requests
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"POST /ord",
+        b"\r\nPOST /orders HTTP/1.1\r\n",
+        b"POST /orders HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 2\r\n\r\nx",
+        b"PUT /orders HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n",
+    ],
+)
+async def test_a_drain_does_not_wait_for_a_request_that_is_not_there_yet(
+    autojump_clock: MockClock, begun: bytes
+) -> None:
+    async with proxying(autojump_clock) as proxy:
+        client = proxy.client()
+        await client.stream.send_all(begun)
+        await trio.testing.wait_all_tasks_blocked()
+        proxy.door.drain()
         began = trio.current_time()
-        assert (await client.raw(b"x")).startswith(b"HTTP/1.1 503 ")
-        assert trio.current_time() - began < 1
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 503 ")
+        assert b"Connection: close\r\n" in got
+        assert b"\r\nRetry-After: 1\r\n" in got
+        assert trio.current_time() == began
+        # The client never sends the rest, and does not close either.
+        with trio.fail_after(5):
+            await proxy.door.finished.wait()
         assert not proxy.upstream.requests
 
 

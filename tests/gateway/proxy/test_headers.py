@@ -13,6 +13,7 @@ from idemactor.gateway.proxy.headers import (
     readable,
     replayable,
     with_key,
+    without,
     without_decisions,
 )
 from idemactor.wire.idempotency_key import parse_key_header
@@ -40,6 +41,7 @@ def test_what_belongs_to_the_connection_stays_there() -> None:
     [
         *("Idempotency-Operation-Id", "idempotency_operation_id", "IDEMPOTENCY-TAKEOVER", "Idempotency_Attempt"),
         *("Idempotent-Replayed", "X-Idemactor-Anything", "Idempotency_Key", "X-Order-Id", "x_order_id"),
+        *("Idempotency.Key", "idempotency~takeover", "X_Idemactor.Anything"),
     ],
 )
 def test_nobody_else_says_what_was_decided(name: str) -> None:
@@ -68,6 +70,44 @@ def test_an_untrusted_peer_says_nothing_about_where_a_request_comes_from() -> No
         ("X-Forwarded-For", "10.0.0.9"),
         ("X-Forwarded-Proto", "http"),
         ("X-Forwarded-Host", "shop.example"),
+    )
+
+
+OTHER_SPELLINGS = [
+    *("X_Forwarded_For", "x-forwarded_for", "X.Forwarded.For", "X_FORWARDED_PROTO", "X_Forwarded_Host"),
+    *("X_Real_IP", "X_Original_URL"),
+]
+
+
+@pytest.mark.parametrize("name", OTHER_SPELLINGS)
+@pytest.mark.parametrize("trusted", [False, True])
+def test_another_spelling_says_nothing_about_it_either(name: str, trusted: bool) -> None:
+    peer = Peer("10.0.0.9", "http", trusted=trusted)
+    assert forwarded(((name, "6.6.6.6"),), peer) == forwarded((), peer)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("X-Forwarded-Ssl", "X-Forwarded-Scheme", "X-Forwarded-Client-Cert", "X-Forwarded-Port"),
+        *("X-Original-URL", "X-Rewrite-URL"),
+    ],
+)
+def test_what_only_a_proxy_may_say(name: str) -> None:
+    assert forwarded(((name, "x"),), Peer("10.0.0.9", "http")) == forwarded((), Peer("10.0.0.9", "http"))
+    assert (name, "x") in forwarded(((name, "x"),), Peer("10.0.0.9", "http", trusted=True))
+
+
+@pytest.mark.parametrize(
+    "name", ["Transfer_Encoding", "transfer.encoding", "Keep_Alive", "PROXY_CONNECTION", "X_Hop", "Proxy_Authorization"]
+)
+def test_what_belongs_to_the_connection_stays_there_in_any_spelling(name: str) -> None:
+    assert end_to_end((("Connection", "X-Hop"), (name, "chunked"), ("X_Kept", "1"))) == (("X_Kept", "1"),)
+
+
+def test_a_field_is_taken_out_in_every_spelling() -> None:
+    assert without((("Content_Length", "5"), ("CONTENT-LENGTH", "6"), ("Content", "x")), "content-length") == (
+        ("Content", "x"),
     )
 
 

@@ -43,7 +43,7 @@ def test_a_slash_at_the_end_of_a_prefix_means_nothing() -> None:
 
 
 def test_everything_is_below_the_root() -> None:
-    assert found(routes("/"), "/a%2fb/../c//d") == "/"
+    assert found(routes("/"), "/a%2fb/./c//d") == "/"
     assert found(routes("/", "/a"), "/b") == "/"
     assert found(routes("/", "/a"), "/a/b") == "/a"
 
@@ -64,14 +64,94 @@ def test_everything_is_below_the_root() -> None:
         "/public/..;/orders",
         "/orders/..",
         "/orders/%2e%2e/public",
+        "/orders%20",
+        "/orders%20/1",
+        "/%20orders",
+        "/orders.",
+        "/orders./1",
+        "/orders..",
+        "/orders.%20.",
+        "/public/..%20/orders",
+        "/orders%3fx",
+        "/orders%23",
+        "/orders%3Bx",
+        "/%256frders",
+        "/public/..;%252f/orders",
     ],
 )
 def test_nobody_goes_around_a_route(target: str) -> None:
-    with pytest.raises(AmbiguousPath):
-        routes("/public", "/orders").find(target)
+    for prefixes in (("/public", "/orders"), ("/", "/public", "/orders")):
+        with pytest.raises(AmbiguousPath):
+            routes(*prefixes).find(target)
 
 
-@pytest.mark.parametrize("target", ["/orders/a%20b", "/orders//1", "/orders/./1", "/orders/x/../1", "/orders/1;v=2"])
+@pytest.mark.parametrize(
+    "target",
+    [
+        "/orders%00",
+        "/x/..%00/orders",
+        "/x%0a",
+        "/x%1F",
+        "/x%7f",
+        "/x/%252e%252e/orders",
+        "/x/%252E%252E%252Forders",
+        "/x/%25%32%65/orders",
+        "/x%2525252e",
+        "/x%255cy",
+        "/x%2500",
+        "/x/%c0%ae%c0%ae/orders",
+        "/x/..%c0%afy",
+        "/x/%C1%9Cy",
+        "/x/%c0%2e/y",
+        "/x/%e0%80%ae",
+        "/x/%f0%80%80%ae",
+        "/x/%f8%80%80%80%ae",
+        "/x/%fc%80%80%80%80%ae",
+        # Whether an escaped slash parts segments, and an empty one counts, decides what is left after going up.
+        "/x/a%2fb/../../orders",
+        "/x/a%5cb/../../orders",
+        "/x/a\\b/../../orders",
+        "/x/a//../../x",
+        "/x/../orders%3f/../x",
+        "/x/.../y",
+        "/x/.%20./y",
+        "/x/%u002e%u002e/orders",
+        "/x/%",
+        "/x/%2",
+        "/x/%zz",
+    ],
+)
+def test_what_is_written_for_no_other_reader_is_refused_wherever_it_leads(target: str) -> None:
+    for prefixes in (("/",), ("/", "/orders"), ("/x",)):
+        with pytest.raises(AmbiguousPath):
+            routes(*prefixes).find(target)
+
+
+@pytest.mark.parametrize(
+    "target", ["/caf%c3%a9", "/caf%e9", "/%f0%9f%98%80", "/%e2%82%ac/%ef%bc%8e", "/100%25", "/a%2520b"]
+)
+def test_other_escapes_pass(target: str) -> None:
+    assert found(routes("/", "/orders"), target) == "/"
+
+
+def test_case_counts() -> None:
+    assert found(routes("/", "/orders"), "/Orders") == "/"
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        *("/orders/a%20b", "/orders//1", "/orders/./1", "/orders/x/../1", "/orders/1;v=2", "/orders/1."),
+        *(
+            "/orders/../orders/1",
+            "/orders/a/./../b/..",
+            "/orders/%20",
+            "/orders/a%3fb",
+            "/orders/a%252db",
+            "/orders/v1.2/x",
+        ),
+    ],
+)
 def test_a_path_that_stays_on_its_route_is_passed(target: str) -> None:
     assert found(routes("/public", "/orders"), target) == "/orders"
 
