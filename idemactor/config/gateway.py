@@ -91,6 +91,8 @@ def _route(section: Section, has_tokens: bool) -> Route:
         tenant=section.read("tenant", kinds.name(), default.tenant),
         preserve_host=section.read("preserve_host", kinds.boolean(), default.preserve_host),
     )
+    if route.auth is RouteAuth.BEARER and not has_tokens:
+        section.report("asks for tokens, and there are none: everybody would pass; add [auth.tokens.NAME]", "auth")
     _check_route(section, route)
     section.close()
     return route
@@ -148,10 +150,11 @@ def check_routes(
             yield f"{at}.timeout_ms", f"is more than {most}: no lease lasts that long"
 
 
-def is_guarded(route: Route, sources: Mapping[str, Source]) -> bool:
+def is_guarded(route: Route, sources: Mapping[str, Source], *, has_tokens: bool) -> bool:
     """Whether nobody uses the route who has not shown who it is."""
     source = sources.get(route.source)
-    return route.auth is RouteAuth.BEARER or (source is not None and source.verify is not None)
+    asks = route.auth is RouteAuth.BEARER and has_tokens
+    return asks or (source is not None and source.verify is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- kinds

@@ -155,7 +155,8 @@ SECOND = ROUTE.replace("/orders", "/other")
             GATEWAY + ROUTE + 'operation_form = "bybit"\noperation_prefix = "x."\n',
             "8: gateway.routes.0.operation_prefix: does not fit",
         ),
-        (GATEWAY + ROUTE + 'auth = "bearer"\ntenant = "acme"\n', "8: gateway.routes.0.tenant: says whose keys"),
+        (GATEWAY + ROUTE + 'auth = "bearer"\ntenant = "acme"\n' + TOKEN, "8: gateway.routes.0.tenant: says whose keys"),
+        (GATEWAY + ROUTE + 'auth = "bearer"\n', "7: gateway.routes.0.auth: asks for tokens, and there are none"),
         (GATEWAY + 'trusted = ["x"]\n' + ROUTE, "3: gateway.trusted: must be a list of addresses"),
         (
             GATEWAY + ROUTE + "timeout_ms = 60000\n[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
@@ -174,6 +175,17 @@ def test_whoever_signs_may_come_from_elsewhere(file: Path) -> None:
     )
     text = GATEWAY.replace("127.0.0.1:0", "0.0.0.0:0") + ROUTE + 'source = "signed"\n' + source
     assert read(file, text, {"S": "secret"}).gateway.routes[0].source == "signed"
+
+
+def test_to_ask_for_tokens_that_do_not_exist_guards_nothing(file: Path) -> None:
+    text = GATEWAY.replace("127.0.0.1:0", "0.0.0.0:1") + ROUTE + 'auth = "bearer"\n'
+    with pytest.raises(ConfigError) as caught:
+        read(file, text)
+    said = str(caught.value)
+    assert "7: gateway.routes.0.auth: asks for tokens, and there are none" in said
+    assert "3: gateway.routes.0: can be used from other machines" in said
+    guarded = read(file, text.replace("[gateway]", "[gateway]\ninsecure = true") + TOKEN)
+    assert guarded.gateway.routes[0].auth is RouteAuth.BEARER
 
 
 def test_tables_of_an_array_have_a_number() -> None:

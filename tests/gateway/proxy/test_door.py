@@ -191,6 +191,28 @@ async def test_who_is_unknown_reaches_nothing(
         assert not proxy.upstream.requests
 
 
+async def test_a_route_that_asks_for_tokens_lets_nobody_in_where_there_are_none(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, auth=RouteAuth.BEARER)) as proxy:
+        for headers in ([], [("Authorization", "Bearer made-up")]):
+            assert (await proxy.call(headers=headers)).status == 401
+        assert not proxy.upstream.requests
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "MADE-UP"])
+@pytest.mark.parametrize("require_key", [True, False])
+async def test_what_no_signature_is_looked_at_for_is_not_let_through(
+    autojump_clock: MockClock, method: str, *, require_key: bool
+) -> None:
+    signed = replace(SHIPPED["github"], verify=Verify(Scheme.GITHUB, ("S",), ("made-up",)))
+    route = replace(ROUTE, source="github", require_key=require_key)
+    async with proxying(autojump_clock, route, sources={"github": signed}) as proxy:
+        told = await proxy.call(method, body=BODY)
+        assert (told.status, told.header("Allow")) == (405, ["PATCH, POST"])
+        if method != "HEAD":
+            assert json.loads(told.body)["code"] == "IDEMPOTENCY_METHOD_NOT_ALLOWED"
+        assert not proxy.upstream.requests
+
+
 async def test_nothing_is_forgotten_before_its_sender_is_done(autojump_clock: MockClock) -> None:
     slow = replace(SHIPPED["http"], name="slow", retry_horizon_ms=400_000)
     async with proxying(autojump_clock, replace(ROUTE, source="slow"), sources={"slow": slow}) as proxy:
