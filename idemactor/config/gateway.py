@@ -145,9 +145,10 @@ def check_routes(
             known = ", ".join(sorted(namespaces))
             yield f"{at}.namespace", f"there is no namespace {show(route.namespace)}; there are {known}"
             continue
-        if route.timeout_ms > policy.lease_total_max_ms:
+        if route.connect_ms + route.timeout_ms > policy.lease_total_max_ms:
             most = f"the lease_total_max_ms {policy.lease_total_max_ms} of its namespace"
-            yield f"{at}.timeout_ms", f"is more than {most}: no lease lasts that long"
+            both = f"{route.timeout_ms} and connect_ms {route.connect_ms} together are"
+            yield f"{at}.timeout_ms", f"{both} more than {most}: no lease lasts that long"
 
 
 def is_guarded(route: Route, sources: Mapping[str, Source], *, has_tokens: bool) -> bool:

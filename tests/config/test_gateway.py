@@ -160,7 +160,14 @@ SECOND = ROUTE.replace("/orders", "/other")
         (GATEWAY + 'trusted = ["x"]\n' + ROUTE, "3: gateway.trusted: must be a list of addresses"),
         (
             GATEWAY + ROUTE + "timeout_ms = 60000\n[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
-            "7: gateway.routes.0.timeout_ms: is more than the lease_total_max_ms 1000",
+            "7: gateway.routes.0.timeout_ms: 60000 and connect_ms 5000 together are more than the lease",
+        ),
+        (
+            GATEWAY
+            + ROUTE
+            + "timeout_ms = 900\nconnect_ms = 101\n"
+            + "[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
+            "7: gateway.routes.0.timeout_ms: 900 and connect_ms 101 together are more than",
         ),
         (GATEWAY.replace("127.0.0.1:0", "0.0.0.0:1") + ROUTE, "3: gateway.routes.0: can be used from other machines"),
     ],

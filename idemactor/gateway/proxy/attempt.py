@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+import trio
+
 from idemactor.core.commands import Commit, Doubt, Reserve
 from idemactor.core.ids import uuid7
 from idemactor.core.keys import Identity
@@ -44,6 +46,7 @@ SETTLE_PATIENCE_MS_MIN: Final = 2_000
 """How long a client waits at least for the end of its attempt to be recorded, before it gets its answer anyway."""
 
 HOLDER: Final = "gateway"
+_MS_PER_S: Final = 1_000
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """What may be sent once more where a used connection turned out to be closed (RFC 9110, section 9.2.2)."""
 
@@ -170,13 +173,13 @@ class Attempt:
     # -------------------------------------------------------------------------------------------------------- protected
 
     async def _carry_out(self, command: Reserve, grant: Reserved) -> None:
-        lease = Lease(command.identity, grant.token, self._policy.lease_ms)
+        lease = self._lease(command.identity, grant)
         self.office.keeper.hold(lease)
         try:
             marks: Pairs = ((headers.ATTEMPT_HEADER, str(grant.attempt)),)
             if grant.takeover:
                 marks = (*marks, headers.TAKEOVER_MARK)
-            arrived = await self._send(grant.operation_id, marks)
+            arrived = await self._send(grant.operation_id, marks, lease=lease)
             verdict, ending = self._ended(arrived, command.identity, grant)
             self.office.observer.gateway_settled(self.scope.namespace, verdict.value)
             await self.office.desk.settle(ending, max(SETTLE_PATIENCE_MS_MIN, self._policy.unavailable_after_ms))
@@ -184,18 +187,32 @@ class Attempt:
             self.office.keeper.drop(lease)
         await self._hand_over(arrived, grant.operation_id)
 
-    async def _send(self, operation_id: str, marks: Pairs, answer_marks: Pairs = ()) -> Arrived | NotSent | Lost:
-        route = self.office.route
+    def _lease(self, identity: Identity, grant: Reserved) -> Lease:
+        now_ms = self.office.now_ms
+        left_ms = grant.reserved_at + self._policy.lease_total_max_ms - now_ms()
+        lasts_until = trio.current_time() + left_ms / _MS_PER_S
+        return Lease(identity, grant.token, self._policy.lease_ms, grant.lease_expires_at, lasts_until, now_ms)
+
+    async def _send(
+        self, operation_id: str, marks: Pairs, answer_marks: Pairs = (), lease: Lease | None = None
+    ) -> Arrived | NotSent | Lost:
         keep_bytes = self._policy.outcome_max_bytes
-        if route.success is not None:
+        if self.office.route.success is not None:
             keep_bytes = max(keep_bytes, READ_BYTES_MAX)
-        own = (*marks, (route.operation_header, order_id(route, operation_id)))
-        request = replace(self.request, headers=headers.with_key(self.request.headers, self.resolved.key, operation_id))
-        outgoing = _outgoing(self.office, request, self.peer, own)
         try:
-            return await self.office.forwarder.forward(outgoing, self.client, keep_bytes, answer_marks)
+            outgoing = self._made(operation_id, marks)
+            return await self.office.forwarder.forward(outgoing, self.client, keep_bytes, answer_marks, lease=lease)
         except (NotSent, Lost) as error:
             return error
+        except Exception as error:  # What breaks after the first byte is Lost already: the key is not kept for a bug.
+            log_event(_log, logging.ERROR, "gateway_request_broke", error)
+            return NotSent("the request could not be made")
+
+    def _made(self, operation_id: str, marks: Pairs) -> Outgoing:
+        route = self.office.route
+        own = (*marks, (route.operation_header, order_id(route, operation_id)))
+        request = replace(self.request, headers=headers.with_key(self.request.headers, self.resolved.key, operation_id))
+        return _outgoing(self.office, request, self.peer, own)
 
     def _ended(self, arrived: Arrived | NotSent | Lost, identity: Identity, grant: Reserved) -> tuple[Verdict, Ending]:
         match arrived:

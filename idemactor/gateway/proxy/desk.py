@@ -19,6 +19,7 @@ from idemactor.core.keys import Identity
 from idemactor.core.replies import (
     AlreadyCommitted,
     Doubted,
+    Extended,
     InDoubt,
     Overloaded,
     Reserved,
@@ -51,12 +52,40 @@ Ending = Commit | Release | Doubt | Extend
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """An attempt under way, whose lease is renewed until it is dropped."""
+    """An attempt under way, whose lease is renewed until it is dropped.
+
+    Attributes:
+        identity: Whose it is.
+        token: The attempt's.
+        lease_ms: For how long it is renewed at a time.
+        ends_at_ms: When it ends by what a shard said last, milliseconds since the epoch.
+        lasts_until: When no renewal carries it further, on trio's clock.
+        now_ms: The shards' clock, milliseconds since the epoch.
+        renew_at: When it is renewed next, on trio's clock.
+    """
 
     identity: Identity
     token: int
     lease_ms: int
+    ends_at_ms: int
+    lasts_until: float
+    now_ms: Callable[[], int]
     renew_at: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody else can have been granted the key yet, by what is known here."""
+        return self.now_ms() < self.ends_at_ms
+
+    def renewed(self, answer: Answer) -> None:
+        """What a shard said to a renewal; where it could not say anything, what was granted before stands."""
+        match answer:
+            case Extended():
+                self.ends_at_ms = answer.lease_expires_at
+            case Overloaded() | Unavailable():
+                pass
+            case _:
+                self.ends_at_ms = 0
 
 
 class LeaseKeeper:
@@ -91,9 +120,13 @@ class LeaseKeeper:
     def _renew(self, now: float) -> None:
         for lease in self._leases:
             if lease.renew_at <= now:
-                # Nobody waits for the answer: the end of the attempt finds out how it stands.
-                self._router.route([Envelope(Extend(lease.identity, lease.token, lease.lease_ms), Replies(1), 0)])
+                self._ask(lease)
                 lease.renew_at = now + self._interval_s(lease)
+
+    def _ask(self, lease: Lease) -> None:
+        """Nobody waits for the answer: it counts for whoever has not sent anything yet."""
+        replies = Replies(1, lambda: lease.renewed(replies.answers[0]))
+        self._router.route([Envelope(Extend(lease.identity, lease.token, lease.lease_ms), replies, 0)])
 
     @staticmethod
     def _interval_s(lease: Lease) -> float:

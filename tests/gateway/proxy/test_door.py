@@ -847,6 +847,105 @@ async def test_the_lease_is_renewed_while_the_upstream_works(autojump_clock: Moc
         assert (await proxy.call()).body == b"done"
 
 
+async def test_nothing_is_sent_once_the_lease_has_ended(autojump_clock: MockClock) -> None:
+    # No configuration allows it; what is tested is that the proxy looks before it sends.
+    route = replace(ROUTE, namespace="brief", connect_ms=60_000)
+    async with proxying(autojump_clock, route) as proxy, trio.open_nursery() as nursery:
+        told: list[Told] = []
+
+        async def late() -> None:
+            told.append(await proxy.call())
+
+        proxy.upstream.connect_s = 50
+        nursery.start_soon(late)
+        await trio.sleep(41)
+        proxy.upstream.connect_s = 0
+        assert (await proxy.call()).status == 200
+        [got] = proxy.upstream.requests
+        assert got.header("Idempotency-Takeover") == ["true"]
+        await trio.sleep(20)
+        assert (told[0].status, told[0].header("Retry-After")) == (502, ["1"])
+        assert len(proxy.upstream.requests) == 1
+        assert (await proxy.call()).header("Idempotent-Replayed") == ["true"]
+
+
+async def test_what_was_not_sent_for_want_of_a_lease_is_free_again(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="brief", connect_ms=60_000)) as proxy:
+        proxy.upstream.connect_s = 50
+        assert (await proxy.call()).status == 502
+        assert await proxy.record(namespace="brief") is None
+        proxy.upstream.connect_s = 0
+        assert (await proxy.call()).status == 200
+        [got] = proxy.upstream.requests
+        assert got.header("Idempotency-Takeover") == []
+
+
+async def test_a_client_that_reads_slowly_does_not_outlast_the_lease(autojump_clock: MockClock) -> None:
+    async def stream(received: Received) -> None:
+        await received.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(10):
+            await received.send(b"4\r\ntick\r\n")
+            await trio.sleep(1)
+        await received.send(b"0\r\n\r\n")
+
+    async def slow() -> None:
+        await trio.sleep(100)
+
+    route = replace(ROUTE, namespace="brief", timeout_ms=20_000, first_byte_ms=20_000)
+    limits = ProxyLimits(write_ms=200_000)
+    async with (
+        proxying(autojump_clock, route, behaviour=stream, limits=limits) as proxy,
+        trio.open_nursery() as nursery,
+    ):
+        near, far = trio.testing.memory_stream_pair()
+        far.send_stream.send_all_hook = slow
+        nursery.start_soon(proxy.door.handle, far)
+        await Client(near).send()
+        await trio.sleep(39)
+        record = await proxy.record(namespace="brief")
+        assert record is not None
+        assert (record.state, record.attempt) == (State.COMMITTED, 1)
+        far.send_stream.send_all_hook = None
+        assert (await proxy.call()).body == b"tick" * 10
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_a_request_that_cannot_be_made_was_not_sent(autojump_clock: MockClock) -> None:
+    """Whatever breaks before the first byte: the key is free, and the client is answered."""
+    async with proxying(autojump_clock, replace(ROUTE, operation_header="Content-Length")) as proxy:
+        told = await proxy.call(body=BODY)
+        assert (told.status, told.header("Retry-After")) == (502, ["1"])
+        assert not proxy.upstream.requests
+        assert await proxy.record() is None
+    bad = replace(ROUTE, operation_form=OrderIdForm.BYBIT, operation_prefix="x" * 100)
+    async with proxying(autojump_clock, bad) as proxy:
+        assert (await proxy.call()).status == 502
+        assert await proxy.record() is None
+
+
+async def test_a_connector_that_breaks_has_sent_nothing(autojump_clock: MockClock) -> None:
+    async def broken(_origin: object) -> trio.abc.Stream:
+        raise ValueError
+
+    async with proxying(autojump_clock) as proxy:
+        for upstream in proxy.door._upstreams.values():
+            upstream._connect = broken
+        assert (await proxy.call()).status == 502
+        assert await proxy.record() is None
+        assert (await proxy.call("GET")).status == 502
+
+
+async def test_an_exchange_that_breaks_is_in_doubt(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_args: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("idemactor.gateway.proxy.upstream.Call.head", broken)
+    async with proxying(autojump_clock) as proxy:
+        assert result_of(await proxy.call()) == "in_doubt"
+        assert result_of(await proxy.call()) == "in_doubt"
+        assert (await proxy.call("GET")).status == 502
+
+
 async def test_a_takeover_is_marked_and_its_failure_keeps_the_evidence(autojump_clock: MockClock) -> None:
     async def refuse(received: Received) -> None:
         await received.answer(404)
