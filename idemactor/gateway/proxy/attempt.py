@@ -28,7 +28,7 @@ from idemactor.core.record import Outcome
 from idemactor.core.replies import Completed, Overloaded, Reserved, Unavailable
 from idemactor.gateway.proxy import answers, headers
 from idemactor.gateway.proxy.client_side import ClientAnswer
-from idemactor.gateway.proxy.desk import Desk, Ending, Lease, LeaseKeeper, given_back, new_request_id
+from idemactor.gateway.proxy.desk import Caller, Desk, Ending, Lease, LeaseKeeper, given_back, new_request_id
 from idemactor.gateway.proxy.forward import Arrived, Forwarder, TimedOut
 from idemactor.gateway.proxy.headers import Pairs, Peer
 from idemactor.gateway.proxy.routes import OrderIdForm, Route
@@ -114,7 +114,7 @@ class Attempt:
         scope: Whose key that is, and the policy.
         peer: Who sent it.
         client: Where its answer goes.
-        meanwhile: Waits for something while the client is watched; None where the client left first.
+        meanwhile: Waits for something while the client is watched (see ``Conversation``).
     """
 
     office: Office
@@ -123,7 +123,7 @@ class Attempt:
     scope: Scope
     peer: Peer
     client: ClientAnswer
-    meanwhile: Callable[[Callable[[], Awaitable[Answer]]], Awaitable[Answer | None]]
+    meanwhile: Callable[[Callable[[], Awaitable[Answer]], Callable[[], None]], Awaitable[Answer | None]]
 
     @property
     def _policy(self) -> Policy:
@@ -133,13 +133,7 @@ class Attempt:
         """Reserve; forward and commit, replay, or refuse."""
         command = self._reserve_command()
         is_open = self._policy.on_unavailable is OnUnavailable.OPEN
-        patience_ms = self._policy.unavailable_after_ms
-
-        async def ask() -> Answer:
-            return await self.office.desk.reserve(command, patience_ms, keep=is_open)
-
-        # Only a caller that waits is watched: to all others it is the same whether they are still there.
-        answer = await (self.meanwhile(ask) if command.wait_ms else ask())
+        answer = await self._asked(command, keep=is_open)
         if answer is None:
             self.client.abort()
             return
@@ -153,6 +147,19 @@ class Attempt:
                 await self._go_unprotected(command)
             case _:
                 await self.client.whole(answers.refusal(answer, command, self.office.told_as))
+
+    async def _asked(self, command: Reserve, *, keep: bool) -> Answer | None:
+        """None: the client left while it waited."""
+        desk, patience_ms, caller = self.office.desk, self._policy.unavailable_after_ms, Caller()
+
+        async def ask() -> Answer:
+            return await desk.reserve(command, patience_ms, keep=keep, caller=caller)
+
+        # Only a caller that waits is watched: to all others it is the same whether they are still there.
+        answer = await (self.meanwhile(ask, caller.hang_up) if command.wait_ms else ask())
+        if answer is None and caller.hung_up:
+            return await desk.look(command, patience_ms)
+        return answer
 
     def _reserve_command(self) -> Reserve:
         resolved, scope = self.resolved, self.scope

@@ -21,6 +21,7 @@ from idemactor.core.replies import (
     Doubted,
     Extended,
     InDoubt,
+    InFlight,
     Overloaded,
     Reserved,
     Stale,
@@ -133,6 +134,29 @@ class LeaseKeeper:
         return max(RENEWAL_MS_MIN, lease.lease_ms / RENEWALS_PER_LEASE) / _MS_PER_S
 
 
+class Caller:
+    """A client that waits for a grant.
+
+    Attributes:
+        hung_up: It sends no more; what waits for it is not granted any more.
+    """
+
+    def __init__(self) -> None:
+        self.hung_up = False
+        self._replies: Replies | None = None
+
+    def asks(self, replies: Replies) -> None:
+        """It waits for these."""
+        self._replies = replies
+        replies.closed = self.hung_up
+
+    def hang_up(self) -> None:
+        """It sends no more."""
+        self.hung_up = True
+        if self._replies is not None:
+            self._replies.closed = True
+
+
 class Desk:
     """Asks shards on behalf of requests.
 
@@ -150,13 +174,14 @@ class Desk:
         self._settling = 0
         self.closing = False
 
-    async def reserve(self, command: Reserve, patience_ms: int, *, keep: bool) -> Answer:
+    async def reserve(self, command: Reserve, patience_ms: int, *, keep: bool, caller: Caller | None = None) -> Answer:
         """Ask to be the holder; a shard that cannot answer is asked again for ``patience_ms``.
 
         Whoever cancels this is not the holder: what is granted nevertheless is given back.
 
         Args:
             keep: Whether a grant that comes after ``patience_ms`` stays: whoever went on unprotected tells it the end.
+            caller: Who waits, where that can be seen.
         """
         assert command.request_id is not None
         gives_up_at = trio.current_time() + patience_ms / _MS_PER_S
@@ -164,7 +189,7 @@ class Desk:
         while True:
             # However short the patience is, a shard that is well has the time to answer.
             until = max(gives_up_at, trio.current_time() + ANSWER_MS_MIN / _MS_PER_S)
-            answer = await self._ask(command, until + command.wait_ms / _MS_PER_S, keep=keep)
+            answer = await self._ask(command, until + command.wait_ms / _MS_PER_S, keep=keep, caller=caller)
             left_s = gives_up_at - trio.current_time()
             if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0 or self.closing:
                 return answer
@@ -192,7 +217,16 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------------- one answer
 
-    async def _ask(self, command: Command, until: float, *, keep: bool = True) -> Answer:
+    async def look(self, command: Reserve, patience_ms: int) -> Answer:
+        """What a caller would be told that does not wait; it is granted nothing."""
+        command = replace(command, wait_ms=0, request_id=new_request_id())
+        answer = await self.reserve(command, patience_ms, keep=False)
+        if not isinstance(answer, Reserved):
+            return answer
+        self.later(given_back(command.identity, answer))
+        return InFlight(answer.attempt, None, answer.reserved_at, answer.lease_expires_at, RETRY_MS_MAX)
+
+    async def _ask(self, command: Command, until: float, *, keep: bool = True, caller: Caller | None = None) -> Answer:
         abandoned = False
 
         def came() -> None:
@@ -200,6 +234,8 @@ class Desk:
                 self._give_back(command, replies.answers[0])
 
         replies = Replies(1, came)
+        if caller is not None:
+            caller.asks(replies)
         self._router.route([Envelope(command, replies, 0)])
         try:
             with trio.move_on_at(until):

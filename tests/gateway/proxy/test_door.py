@@ -829,6 +829,66 @@ async def test_a_waiting_client_that_leaves_is_never_granted(autojump_clock: Moc
         assert await proxy.record() is None
 
 
+async def test_a_client_that_sends_no_more_is_answered(autojump_clock: MockClock) -> None:
+    async def slow(received: Received) -> None:
+        await trio.sleep(10)
+        await received.answer(200, b"done")
+
+    async with proxying(autojump_clock, replace(ROUTE, wait_ms=60_000), behaviour=slow) as proxy:
+        first, second = proxy.client(), proxy.client()
+        for client in (first, second):
+            await client.send()
+            await client.stream.send_stream.aclose()
+            await trio.sleep(2)
+        told = await second.read()
+        assert (told.status, result_of(told)) == (409, "in_flight")
+        assert trio.current_time() < 5
+        assert (await first.read()).body == b"done"
+        third = proxy.client()
+        await third.send()
+        await third.stream.send_stream.aclose()
+        assert (await third.read()).header("Idempotent-Replayed") == ["true"]
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_who_hung_up_is_not_granted_what_it_waited_for(autojump_clock: MockClock) -> None:
+    async def refuse(received: Received) -> None:
+        await trio.sleep(5)
+        await received.answer(404)
+
+    async with proxying(autojump_clock, replace(ROUTE, wait_ms=60_000), behaviour=refuse) as proxy:
+        first, second = proxy.client(), proxy.client()
+        await first.send()
+        await second.send()
+        await trio.sleep(4.5)
+        await second.stream.send_stream.aclose()
+        # The key is free again before the second one's second is over.
+        assert (await first.read()).status == 404
+        told = await second.read()
+        assert (told.status, result_of(told), told.header("Retry-After")) == (409, "in_flight", ["1"])
+        await trio.sleep(1)
+        assert len(proxy.upstream.requests) == 1
+        assert await proxy.record() is None
+
+
+async def test_a_shard_that_is_slow_grants_nothing_to_who_hung_up(autojump_clock: MockClock) -> None:
+    async def slow(_batch: Batch) -> None:
+        await trio.sleep(3)
+
+    async with proxying(autojump_clock, replace(ROUTE, wait_ms=60_000)) as proxy:
+        for disk in proxy.rig.disks:
+            disk.before_commit = slow
+        client = proxy.client()
+        await client.send()
+        await client.stream.send_stream.aclose()
+        assert (await client.read()).status in (409, 503)
+        for disk in proxy.rig.disks:
+            disk.before_commit = None
+        await trio.sleep(30)
+        assert not proxy.upstream.requests
+        assert await proxy.record() is None
+
+
 # ----------------------------------------------------------------------------------------------- shards, leases, drains
 
 
