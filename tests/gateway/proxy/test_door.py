@@ -929,6 +929,34 @@ async def test_nothing_is_sent_once_the_lease_has_ended(autojump_clock: MockCloc
         assert (await proxy.call()).header("Idempotent-Replayed") == ["true"]
 
 
+async def test_a_renewed_lease_outlasts_a_slow_connection(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="brief", connect_ms=60_000)) as proxy:
+        proxy.upstream.connect_s = 25
+        assert (await proxy.call()).status == 200
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_what_a_renewal_is_told_counts(autojump_clock: MockClock) -> None:
+    """Somebody else settled the key while the connection was made."""
+    route = replace(ROUTE, connect_ms=60_000)
+    async with proxying(autojump_clock, route) as proxy, trio.open_nursery() as nursery:
+        proxy.upstream.connect_s = 25
+        told: list[Told] = []
+
+        async def late() -> None:
+            told.append(await proxy.call())
+
+        nursery.start_soon(late)
+        await trio.sleep(5)
+        record = await proxy.record()
+        assert record is not None
+        await proxy.ask(Commit(Identity("default", "default", "k"), record.token, Outcome(201, (), b"elsewhere")))
+        await trio.sleep(25)
+        assert told[0].status == 502
+        assert not proxy.upstream.requests
+        assert (await proxy.call()).body == b"elsewhere"
+
+
 async def test_what_was_not_sent_for_want_of_a_lease_is_free_again(autojump_clock: MockClock) -> None:
     async with proxying(autojump_clock, replace(ROUTE, namespace="brief", connect_ms=60_000)) as proxy:
         proxy.upstream.connect_s = 50
@@ -948,7 +976,10 @@ async def test_a_client_that_reads_slowly_does_not_outlast_the_lease(autojump_cl
             await trio.sleep(1)
         await received.send(b"0\r\n\r\n")
 
+    writes: list[float] = []
+
     async def slow() -> None:
+        writes.append(trio.current_time())
         await trio.sleep(100)
 
     route = replace(ROUTE, namespace="brief", timeout_ms=20_000, first_byte_ms=20_000)
@@ -964,7 +995,7 @@ async def test_a_client_that_reads_slowly_does_not_outlast_the_lease(autojump_cl
         await trio.sleep(39)
         record = await proxy.record(namespace="brief")
         assert record is not None
-        assert (record.state, record.attempt) == (State.COMMITTED, 1)
+        assert (record.state, record.attempt, len(writes)) == (State.COMMITTED, 1, 1)
         far.send_stream.send_all_hook = None
         assert (await proxy.call()).body == b"tick" * 10
         assert len(proxy.upstream.requests) == 1
