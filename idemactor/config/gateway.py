@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from idemactor.config import kinds
@@ -14,9 +15,10 @@ from idemactor.core import limits
 from idemactor.core.fingerprint import parse_pointer
 from idemactor.core.policy import Policy
 from idemactor.gateway.proxy.attempt import order_id
-from idemactor.gateway.proxy.headers import NEVER_REPLAYED, TrustedPeers
+from idemactor.gateway.proxy.headers import HOP_BY_HOP, NEVER_REPLAYED, TrustedPeers
 from idemactor.gateway.proxy.limits import BODY_BYTES_MAX, CONCURRENT_MAX, HEADER_BYTES_MAX, ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, Origin, Route, RouteAuth, SuccessRule, parse_upstream
+from idemactor.gateway.proxy.verdict import means_same
 from idemactor.gateway.source import Source
 
 TIMEOUT_MS_MAX: Final = limits.DAY_MS
@@ -26,6 +28,13 @@ _DEFAULT: Final = Route("/", Origin("http", "", 0), "default")
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHOD: Final = re.compile(r"[A-Z]+")
 _PREFIX: Final = re.compile(r"/|(?:/[A-Za-z0-9_~-](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_~-])?)+/?")
+_TAKEN: Final = re.compile(
+    r"host|expect|cookies?|set-cookie|date|via|forwarded|range|authorization|origin|referer|user-agent|x-real-ip"
+    r"|content-.*|accept.*|if-.*|x-forwarded-.*|proxy-.*|sec-.*|access-control-.*"
+    r"|idempotency-(key|attempt|takeover|unprotected)|idempotent-.*"
+)
+"""Fields that HTTP, the client or we need for something else: what they say must not be replaced, or taken out.
+Underscores count as hyphens: behind CGI they are one."""
 _SAMPLE_ID: Final = "0190f8f0-0000-7000-8000-000000000000"
 
 
@@ -49,7 +58,7 @@ def build_gateway(section: Section, door: DoorSection, *, has_tokens: bool) -> G
     )
     if door.bind and not section.has("routes"):
         section.report("has no routes: add [[gateway.routes]]", "bind")
-    if gateway.routes and not door.bind:
+    if gateway.routes and not door.bind and not section.is_reported("bind"):
         section.report("has routes and listens nowhere: set gateway.bind")
     section.close()
     return gateway
@@ -62,7 +71,7 @@ def _route(section: Section, has_tokens: bool) -> Route:
     has_tenant = section.has("tenant")
     auth = RouteAuth.BEARER if has_tokens and not has_tenant else RouteAuth.OPEN
     statuses = Kind("a list of statuses from 300 to 599", _statuses)
-    methods = kinds.texts('methods in capitals, "POST"', _checks(_METHOD, "is no method in capitals"))
+    methods = kinds.texts('methods in capitals, "POST"', _check_method)
     protected: tuple[str, ...] = section.read("methods", methods, tuple(default.methods))
     failing: tuple[int, ...] = section.read("definite_failure", statuses, tuple(default.definite_failure))
     not_executed: tuple[int, ...] = section.read("not_executed", statuses, tuple(default.not_executed))
@@ -82,15 +91,17 @@ def _route(section: Section, has_tokens: bool) -> Route:
         definite_failure=frozenset(failing),
         not_executed=frozenset(not_executed),
         store_failures=section.read("store_failures", kinds.boolean(), default.store_failures),
-        operation_header=section.read("operation_header", _field_name(), default.operation_header),
+        operation_header=section.read("operation_header", _free_field(), default.operation_header),
         operation_form=section.read("operation_form", kinds.choice(OrderIdForm), default.operation_form),
         operation_prefix=section.read("operation_prefix", Kind("text", _text), default.operation_prefix),
         replay_headers=frozenset(name.lower() for name in section.read("replay_headers", replayed, ())),
         auth=section.read("auth", kinds.choice(RouteAuth), auth),
-        auth_header=section.read("auth_header", _field_name(), default.auth_header).lower(),
+        auth_header=section.read("auth_header", _free_field("authorization"), default.auth_header).lower(),
         tenant=section.read("tenant", kinds.name(), default.tenant),
         preserve_host=section.read("preserve_host", kinds.boolean(), default.preserve_host),
     )
+    if route.auth is RouteAuth.BEARER and not has_tokens:
+        section.report("asks for tokens, and there are none: everybody would pass; add [auth.tokens.NAME]", "auth")
     _check_route(section, route)
     section.close()
     return route
@@ -104,12 +115,18 @@ def _success(section: Section) -> SuccessRule | None:
     pointer = rule.require("pointer", Kind("a JSON Pointer (RFC 6901)", _pointer), "")
     equals = rule.require("equals", scalar, True)
     fails = rule.read("fails", Kind("a list of values", _scalars), ())
+    if any(means_same(equals, one) for one in fails):
+        rule.report("contains what equals says: an answer cannot be both", "fails")
     rule.close()
     return SuccessRule(pointer, equals, fails)
 
 
 def _check_route(section: Section, route: Route) -> None:
     """What settings of one route say to each other."""
+    if not route.methods:
+        section.report("is empty: nothing would be protected", "methods")
+    if route.operation_header.lower() == route.auth_header:
+        section.report("is auth_header, too", "operation_header")
     twice = sorted(route.definite_failure & route.not_executed)
     if twice:
         blamed = "not_executed" if section.has("not_executed") else "definite_failure"
@@ -143,15 +160,17 @@ def check_routes(
             known = ", ".join(sorted(namespaces))
             yield f"{at}.namespace", f"there is no namespace {show(route.namespace)}; there are {known}"
             continue
-        if route.timeout_ms > policy.lease_total_max_ms:
+        if route.connect_ms + route.timeout_ms > policy.lease_total_max_ms:
             most = f"the lease_total_max_ms {policy.lease_total_max_ms} of its namespace"
-            yield f"{at}.timeout_ms", f"is more than {most}: no lease lasts that long"
+            both = f"{route.timeout_ms} and connect_ms {route.connect_ms} together are"
+            yield f"{at}.timeout_ms", f"{both} more than {most}: no lease lasts that long"
 
 
-def is_guarded(route: Route, sources: Mapping[str, Source]) -> bool:
+def is_guarded(route: Route, sources: Mapping[str, Source], *, has_tokens: bool) -> bool:
     """Whether nobody uses the route who has not shown who it is."""
     source = sources.get(route.source)
-    return route.auth is RouteAuth.BEARER or (source is not None and source.verify is not None)
+    asks = route.auth is RouteAuth.BEARER and has_tokens
+    return asks or (source is not None and source.verify is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------- kinds
@@ -181,6 +200,8 @@ def _pointer(value: object) -> str:
 def _scalar(value: object) -> object:
     if not isinstance(value, bool | int | float | str):
         raise ValueError
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("JSON has no such number")
     return value
 
 
@@ -199,21 +220,25 @@ def _statuses(value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def _field_name() -> Kind[str]:
+def _free_field(*allowed: str) -> Kind[str]:
+    """A field that nothing else depends on, or one of ``allowed``, in lower case."""
+
     def read(value: object) -> str:
         if _TOKEN.fullmatch(_text(value)) is None:
             raise ValueError
+        plain = _text(value).lower().replace("_", "-")
+        if plain not in allowed and (plain in HOP_BY_HOP or _TAKEN.fullmatch(plain) is not None):
+            raise ValueError("it has another meaning already, and the request would lose that")
         return _text(value)
 
-    return Kind("the name of a header field", read, kinds.Lexis.TEXT)
+    return Kind("the name of a header field of its own", read, kinds.Lexis.TEXT)
 
 
-def _checks(pattern: re.Pattern[str], complaint: str) -> Callable[[str], None]:
-    def check(text: str) -> None:
-        if pattern.fullmatch(text) is None:
-            raise ValueError(complaint)
-
-    return check
+def _check_method(text: str) -> None:
+    if _METHOD.fullmatch(text) is None:
+        raise ValueError("is no method in capitals")
+    if text == "CONNECT":
+        raise ValueError("asks for a tunnel, and there are none here")
 
 
 def _check_replayed(text: str) -> None:

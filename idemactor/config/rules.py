@@ -38,7 +38,7 @@ def _check_gateway(config: ServerConfig, tree: Table) -> Iterator[Problem]:
     door = config.gateway.door
     exposed = any(not parse_address(text).is_loopback for text in door.bind)
     for number, route in enumerate(config.gateway.routes):
-        if exposed and not door.insecure and not is_guarded(route, config.sources):
+        if exposed and not door.insecure and not is_guarded(route, config.sources, has_tokens=bool(config.tokens)):
             yield _problem(
                 tree,
                 f"gateway.routes.{number}",

@@ -104,6 +104,10 @@ class Section:
         setting = self._setting if name is None else self._dotted(name)
         self._problems.append(Problem(at.origin, setting, text))
 
+    def is_reported(self, name: str) -> bool:
+        """Whether a setting is wrong, and reported already."""
+        return any(problem.setting == self._dotted(name) for problem in self._problems)
+
     def close(self) -> None:
         """Reports every setting that does not exist, with the one that was probably meant."""
         for name in self._table.members:

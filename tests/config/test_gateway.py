@@ -176,11 +176,39 @@ SECOND = ROUTE.replace("/orders", "/other")
             GATEWAY + ROUTE + 'operation_form = "bybit"\noperation_prefix = "x."\n',
             "8: gateway.routes.0.operation_prefix: does not fit",
         ),
-        (GATEWAY + ROUTE + 'auth = "bearer"\ntenant = "acme"\n', "8: gateway.routes.0.tenant: says whose keys"),
+        (GATEWAY + ROUTE + 'auth = "bearer"\ntenant = "acme"\n' + TOKEN, "8: gateway.routes.0.tenant: says whose keys"),
+        (GATEWAY + ROUTE + 'auth = "bearer"\n', "7: gateway.routes.0.auth: asks for tokens, and there are none"),
+        (GATEWAY + ROUTE + "methods = []\n", "7: gateway.routes.0.methods: is empty"),
+        (GATEWAY + ROUTE + 'methods = ["CONNECT"]\n', "7: gateway.routes.0.methods: must be a list of methods"),
+        (
+            GATEWAY + ROUTE + 'success = { pointer = "/a", equals = nan }\n',
+            "7: gateway.routes.0.success.equals: must be true, false, a number or text: JSON has no such number",
+        ),
+        (
+            GATEWAY + ROUTE + 'success = { pointer = "/a", equals = 1, fails = [-inf] }\n',
+            "7: gateway.routes.0.success.fails: must be a list of values: JSON has no such number",
+        ),
+        (
+            GATEWAY + ROUTE + 'success = { pointer = "/a", equals = 1, fails = ["x", 1.0] }\n',
+            "7: gateway.routes.0.success.fails: contains what equals says",
+        ),
+        (
+            GATEWAY + ROUTE + 'operation_header = "X-A"\nauth_header = "x-a"\n',
+            "7: gateway.routes.0.operation_header: is auth_header, too",
+        ),
+        ('[gateway]\nbind = ["x"]\n' + ROUTE, "2: gateway.bind: must be a list of addresses"),
+        ("[gateway]\nbind = []\n" + ROUTE, "1: gateway: has routes and listens nowhere"),
         (GATEWAY + 'trusted = ["x"]\n' + ROUTE, "3: gateway.trusted: must be a list of addresses"),
         (
             GATEWAY + ROUTE + "timeout_ms = 60000\n[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
-            "7: gateway.routes.0.timeout_ms: is more than the lease_total_max_ms 1000",
+            "7: gateway.routes.0.timeout_ms: 60000 and connect_ms 5000 together are more than the lease",
+        ),
+        (
+            GATEWAY
+            + ROUTE
+            + "timeout_ms = 900\nconnect_ms = 101\n"
+            + "[namespaces.default]\nlease_total_max_ms = 1000\nlease_ms = 1000\n",
+            "7: gateway.routes.0.timeout_ms: 900 and connect_ms 101 together are more than",
         ),
         (GATEWAY.replace("127.0.0.1:0", "0.0.0.0:1") + ROUTE, "3: gateway.routes.0: can be used from other machines"),
     ],
@@ -189,12 +217,68 @@ def test_a_mistake_is_named_with_its_line(file: Path, text: str, said: str) -> N
     assert problem(file, text).startswith(said)
 
 
+NOT_OF_ITS_OWN = [
+    *(
+        "Content-Length",
+        "content_length",
+        "Content-Type",
+        "Transfer-Encoding",
+        "Transfer_Encoding",
+        "Host",
+        "Connection",
+    ),
+    *(
+        "TE",
+        "Trailer",
+        "Upgrade",
+        "Keep-Alive",
+        "Proxy-Authorization",
+        "Expect",
+        "Idempotency-Key",
+        "Idempotency-Attempt",
+    ),
+    *("Idempotency-Takeover", "Idempotency-Unprotected", "Idempotent-Replayed", "X-Forwarded-For", "X-Forwarded-Proto"),
+    *("X_Forwarded_Host", "Forwarded", "X-Real-IP", "Cookie", "Accept-Encoding", "Date"),
+]
+
+
+@pytest.mark.parametrize("name", NOT_OF_ITS_OWN)
+@pytest.mark.parametrize("setting", ["operation_header", "auth_header"])
+def test_a_field_that_means_something_else_is_not_taken(file: Path, setting: str, name: str) -> None:
+    said = problem(file, GATEWAY + ROUTE + f'{setting} = "{name}"\n')
+    assert said.startswith(
+        f"7: gateway.routes.0.{setting}: must be the name of a header field of its own: it has another"
+    )
+
+
+def test_a_token_comes_in_authorization_and_nothing_else_leaves_in_it(file: Path) -> None:
+    assert read(file, GATEWAY + ROUTE + 'auth_header = "Authorization"\n').gateway.routes[0].auth_header
+    said = problem(file, GATEWAY + ROUTE + 'operation_header = "Authorization"\nauth_header = "X-Token"\n')
+    assert said.startswith("7: gateway.routes.0.operation_header: must be")
+
+
+def test_what_a_sender_says_of_itself_may_be_replaced(file: Path) -> None:
+    for name in ("Idempotency-Operation-Id", "X-Client-Order-Id", "X-Idemactor-Operation", "X-Request-Id"):
+        assert read(file, GATEWAY + ROUTE + f'operation_header = "{name}"\n').gateway.routes[0].operation_header == name
+
+
 def test_whoever_signs_may_come_from_elsewhere(file: Path) -> None:
     source = (
         '[sources.signed]\nderive = ["body"]\nverify = { scheme = "github", secret_env = "S" }\nretry_horizon_ms = 1\n'
     )
     text = GATEWAY.replace("127.0.0.1:0", "0.0.0.0:0") + ROUTE + 'source = "signed"\n' + source
     assert read(file, text, {"S": "secret"}).gateway.routes[0].source == "signed"
+
+
+def test_to_ask_for_tokens_that_do_not_exist_guards_nothing(file: Path) -> None:
+    text = GATEWAY.replace("127.0.0.1:0", "0.0.0.0:1") + ROUTE + 'auth = "bearer"\n'
+    with pytest.raises(ConfigError) as caught:
+        read(file, text)
+    said = str(caught.value)
+    assert "7: gateway.routes.0.auth: asks for tokens, and there are none" in said
+    assert "3: gateway.routes.0: can be used from other machines" in said
+    guarded = read(file, text.replace("[gateway]", "[gateway]\ninsecure = true") + TOKEN)
+    assert guarded.gateway.routes[0].auth is RouteAuth.BEARER
 
 
 def test_tables_of_an_array_have_a_number() -> None:

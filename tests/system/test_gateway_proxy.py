@@ -261,6 +261,21 @@ def test_a_client_that_hangs_up_changes_nothing(proxied: Proxied) -> None:
     assert proxied.upstream.counts()["/orders/slow"] == 1
 
 
+def test_a_client_that_sends_no_more_is_answered(proxied: Proxied) -> None:
+    head = b"POST /patient/slow HTTP/1.1\r\nHost: a\r\nIdempotency-Key: half\r\nContent-Length: 2\r\n\r\n{}"
+    with connect(proxied.address) as first, connect(proxied.address) as second:
+        for sock in (first, second):
+            sock.sendall(head)
+            sock.shutdown(socket.SHUT_WR)
+            time.sleep(0.05)
+        told = [read_to_end(sock) for sock in (first, second)]
+    assert told[0].startswith(b"HTTP/1.1 200 ")
+    assert told[0].endswith(OK)
+    # The second hung up while it waited: in flight, unless the first was done within a second.
+    assert told[1].startswith((b"HTTP/1.1 409 ", b"HTTP/1.1 200 "))
+    assert proxied.call("/patient/slow", "half").replayed
+
+
 LINE = b"POST /orders/smuggled HTTP/1.1\r\nHost: a\r\n"
 BEHIND = b"GET /orders/smuggled HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
 

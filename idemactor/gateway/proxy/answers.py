@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -113,6 +114,14 @@ def of_status(status: int, code: Code, detail: str, *, close: bool = False, retr
     """A request that does not get as far as its route."""
     answer = problem_told(status, code, detail, "", {"proceed": False}, 1 if retry else None)
     return Whole(answer.status, (("Content-Type", answer.media_type), *answer.headers), answer.body, close)
+
+
+def not_allowed(methods: Iterable[str]) -> Whole:
+    """A method that a route does not take; ``methods`` are those that it does (RFC 9110, section 15.5.6)."""
+    allowed = ", ".join(sorted(methods))
+    detail = f"Only {allowed} can be verified here, and nothing else is let through."
+    answer = problem_told(405, Code.METHOD_NOT_ALLOWED, detail, "", {"proceed": False})
+    return _whole(answer, ("Allow", allowed))
 
 
 def _whole(answer: Told, *more: tuple[str, str]) -> Whole:

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Final, assert_never
 
+import trio
+
 from idemactor.core.commands import Commit, Doubt, Reserve
 from idemactor.core.ids import uuid7
 from idemactor.core.keys import Identity
@@ -26,7 +28,7 @@ from idemactor.core.record import Outcome
 from idemactor.core.replies import Completed, Overloaded, Reserved, Unavailable
 from idemactor.gateway.proxy import answers, headers
 from idemactor.gateway.proxy.client_side import ClientAnswer
-from idemactor.gateway.proxy.desk import Desk, Ending, Lease, LeaseKeeper, given_back, new_request_id
+from idemactor.gateway.proxy.desk import Caller, Desk, Ending, Lease, LeaseKeeper, given_back, new_request_id
 from idemactor.gateway.proxy.forward import Arrived, Forwarder, TimedOut
 from idemactor.gateway.proxy.headers import Pairs, Peer
 from idemactor.gateway.proxy.routes import OrderIdForm, Route
@@ -44,6 +46,7 @@ SETTLE_PATIENCE_MS_MIN: Final = 2_000
 """How long a client waits at least for the end of its attempt to be recorded, before it gets its answer anyway."""
 
 HOLDER: Final = "gateway"
+_MS_PER_S: Final = 1_000
 SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 """What may be sent once more where a used connection turned out to be closed (RFC 9110, section 9.2.2)."""
 
@@ -111,7 +114,7 @@ class Attempt:
         scope: Whose key that is, and the policy.
         peer: Who sent it.
         client: Where its answer goes.
-        meanwhile: Waits for something while the client is watched; None where the client left first.
+        meanwhile: Waits for something while the client is watched (see ``Conversation``).
     """
 
     office: Office
@@ -120,7 +123,7 @@ class Attempt:
     scope: Scope
     peer: Peer
     client: ClientAnswer
-    meanwhile: Callable[[Callable[[], Awaitable[Answer]]], Awaitable[Answer | None]]
+    meanwhile: Callable[[Callable[[], Awaitable[Answer]], Callable[[], None]], Awaitable[Answer | None]]
 
     @property
     def _policy(self) -> Policy:
@@ -130,13 +133,7 @@ class Attempt:
         """Reserve; forward and commit, replay, or refuse."""
         command = self._reserve_command()
         is_open = self._policy.on_unavailable is OnUnavailable.OPEN
-        patience_ms = self._policy.unavailable_after_ms
-
-        async def ask() -> Answer:
-            return await self.office.desk.reserve(command, patience_ms, keep=is_open)
-
-        # Only a caller that waits is watched: to all others it is the same whether they are still there.
-        answer = await (self.meanwhile(ask) if command.wait_ms else ask())
+        answer = await self._asked(command, keep=is_open)
         if answer is None:
             self.client.abort()
             return
@@ -150,6 +147,19 @@ class Attempt:
                 await self._go_unprotected(command)
             case _:
                 await self.client.whole(answers.refusal(answer, command, self.office.told_as))
+
+    async def _asked(self, command: Reserve, *, keep: bool) -> Answer | None:
+        """None: the client left while it waited."""
+        desk, patience_ms, caller = self.office.desk, self._policy.unavailable_after_ms, Caller()
+
+        async def ask() -> Answer:
+            return await desk.reserve(command, patience_ms, keep=keep, caller=caller)
+
+        # Only a caller that waits is watched: to all others it is the same whether they are still there.
+        answer = await (self.meanwhile(ask, caller.hang_up) if command.wait_ms else ask())
+        if answer is None and caller.hung_up:
+            return await desk.look(command, patience_ms)
+        return answer
 
     def _reserve_command(self) -> Reserve:
         resolved, scope = self.resolved, self.scope
@@ -170,13 +180,13 @@ class Attempt:
     # -------------------------------------------------------------------------------------------------------- protected
 
     async def _carry_out(self, command: Reserve, grant: Reserved) -> None:
-        lease = Lease(command.identity, grant.token, self._policy.lease_ms)
+        lease = self._lease(command.identity, grant)
         self.office.keeper.hold(lease)
         try:
             marks: Pairs = ((headers.ATTEMPT_HEADER, str(grant.attempt)),)
             if grant.takeover:
                 marks = (*marks, headers.TAKEOVER_MARK)
-            arrived = await self._send(grant.operation_id, marks)
+            arrived = await self._send(grant.operation_id, marks, lease=lease)
             verdict, ending = self._ended(arrived, command.identity, grant)
             self.office.observer.gateway_settled(self.scope.namespace, verdict.value)
             await self.office.desk.settle(ending, max(SETTLE_PATIENCE_MS_MIN, self._policy.unavailable_after_ms))
@@ -184,18 +194,32 @@ class Attempt:
             self.office.keeper.drop(lease)
         await self._hand_over(arrived, grant.operation_id)
 
-    async def _send(self, operation_id: str, marks: Pairs, answer_marks: Pairs = ()) -> Arrived | NotSent | Lost:
-        route = self.office.route
+    def _lease(self, identity: Identity, grant: Reserved) -> Lease:
+        now_ms = self.office.now_ms
+        left_ms = grant.reserved_at + self._policy.lease_total_max_ms - now_ms()
+        lasts_until = trio.current_time() + left_ms / _MS_PER_S
+        return Lease(identity, grant.token, self._policy.lease_ms, grant.lease_expires_at, lasts_until, now_ms)
+
+    async def _send(
+        self, operation_id: str, marks: Pairs, answer_marks: Pairs = (), lease: Lease | None = None
+    ) -> Arrived | NotSent | Lost:
         keep_bytes = self._policy.outcome_max_bytes
-        if route.success is not None:
+        if self.office.route.success is not None:
             keep_bytes = max(keep_bytes, READ_BYTES_MAX)
-        own = (*marks, (route.operation_header, order_id(route, operation_id)))
-        request = replace(self.request, headers=headers.with_key(self.request.headers, self.resolved.key, operation_id))
-        outgoing = _outgoing(self.office, request, self.peer, own)
         try:
-            return await self.office.forwarder.forward(outgoing, self.client, keep_bytes, answer_marks)
+            outgoing = self._made(operation_id, marks)
+            return await self.office.forwarder.forward(outgoing, self.client, keep_bytes, answer_marks, lease=lease)
         except (NotSent, Lost) as error:
             return error
+        except Exception as error:  # What breaks after the first byte is Lost already: the key is not kept for a bug.
+            log_event(_log, logging.ERROR, "gateway_request_broke", error)
+            return NotSent("the request could not be made")
+
+    def _made(self, operation_id: str, marks: Pairs) -> Outgoing:
+        route = self.office.route
+        own = (*marks, (route.operation_header, order_id(route, operation_id)))
+        request = replace(self.request, headers=headers.with_key(self.request.headers, self.resolved.key, operation_id))
+        return _outgoing(self.office, request, self.peer, own)
 
     def _ended(self, arrived: Arrived | NotSent | Lost, identity: Identity, grant: Reserved) -> tuple[Verdict, Ending]:
         match arrived:

@@ -111,6 +111,11 @@ class ClientAnswer:
         self.keep_alive = False
         self.cut = True
 
+    def drop(self) -> None:
+        """Have nothing to do with the client any more; its answer ends here."""
+        self.gone = True
+        self.abort()
+
     def _put_head(self, status: int, reason: bytes, headers: Sequence[tuple[str, str]]) -> None:
         if not self.keep_alive:
             headers = [*headers, ("Connection", "close")]

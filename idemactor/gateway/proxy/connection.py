@@ -22,7 +22,7 @@ from idemactor.gateway.proxy.answers import of_status
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.headers import Peer
 from idemactor.gateway.proxy.http1 import HEAD_END, BodyReader, Framing, Refused, RequestHead, parse_head
-from idemactor.gateway.proxy.limits import READ_BYTES, ProxyLimits
+from idemactor.gateway.proxy.limits import HANGING_UP_MS, READ_BYTES, ProxyLimits
 from idemactor.server.parting import part
 from idemactor.shard.mailbox import Answer
 
@@ -55,14 +55,15 @@ class Conversation:
         peer: Who sent it.
         client: Where the answer goes.
         read_body: Reads the body; raises Refused or ClientLeft.
-        meanwhile: Waits for something; None where the client left first.
+        meanwhile: Waits for something; None where the client left first. Calls what it is given where the client sends
+            no more but may still read, and leaves ``HANGING_UP_MS`` for an answer then.
     """
 
     head: RequestHead
     peer: Peer
     client: ClientAnswer
     read_body: Callable[[], Awaitable[bytes]]
-    meanwhile: Callable[[Work], Awaitable[Answer | None]]
+    meanwhile: Callable[[Work, Callable[[], None]], Awaitable[Answer | None]]
 
 
 class Answerer(Protocol):
@@ -266,16 +267,16 @@ class ProxyConnection:
         self._ended = not data
         return not self._ended
 
-    async def _meanwhile(self, work: Work) -> Answer | None:
+    async def _meanwhile(self, work: Work, hung_up: Callable[[], None]) -> Answer | None:
         """Wait for ``work`` and watch the client; None: it left, and ``work`` was cancelled."""
         done: Answer | None = None
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch, nursery.cancel_scope)
+            nursery.start_soon(self._watch, nursery.cancel_scope, hung_up)
             done = await work()
             nursery.cancel_scope.cancel()
         return done
 
-    async def _watch(self, waiting: trio.CancelScope) -> None:
+    async def _watch(self, waiting: trio.CancelScope, hung_up: Callable[[], None]) -> None:
         try:
             while len(self._buffer) < AHEAD_BYTES_MAX:
                 if not await self._fill():
@@ -284,6 +285,10 @@ class ProxyConnection:
                 return
         except _BROKEN:
             self._ended = True
+        else:
+            # It may have closed its sending side alone: what does not wait is about to be answered.
+            hung_up()
+            await trio.sleep(HANGING_UP_MS / _MS_PER_S)
         waiting.cancel()
 
 

@@ -19,7 +19,9 @@ from idemactor.core.keys import Identity
 from idemactor.core.replies import (
     AlreadyCommitted,
     Doubted,
+    Extended,
     InDoubt,
+    InFlight,
     Overloaded,
     Reserved,
     Stale,
@@ -51,12 +53,40 @@ Ending = Commit | Release | Doubt | Extend
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """An attempt under way, whose lease is renewed until it is dropped."""
+    """An attempt under way, whose lease is renewed until it is dropped.
+
+    Attributes:
+        identity: Whose it is.
+        token: The attempt's.
+        lease_ms: For how long it is renewed at a time.
+        ends_at_ms: When it ends by what a shard said last, milliseconds since the epoch.
+        lasts_until: When no renewal carries it further, on trio's clock.
+        now_ms: The shards' clock, milliseconds since the epoch.
+        renew_at: When it is renewed next, on trio's clock.
+    """
 
     identity: Identity
     token: int
     lease_ms: int
+    ends_at_ms: int
+    lasts_until: float
+    now_ms: Callable[[], int]
     renew_at: float = 0.0
+
+    @property
+    def is_held(self) -> bool:
+        """Whether nobody else can have been granted the key yet, by what is known here."""
+        return self.now_ms() < self.ends_at_ms
+
+    def renewed(self, answer: Answer) -> None:
+        """What a shard said to a renewal; where it could not say anything, what was granted before stands."""
+        match answer:
+            case Extended():
+                self.ends_at_ms = answer.lease_expires_at
+            case Overloaded() | Unavailable():
+                pass
+            case _:
+                self.ends_at_ms = 0
 
 
 class LeaseKeeper:
@@ -91,13 +121,40 @@ class LeaseKeeper:
     def _renew(self, now: float) -> None:
         for lease in self._leases:
             if lease.renew_at <= now:
-                # Nobody waits for the answer: the end of the attempt finds out how it stands.
-                self._router.route([Envelope(Extend(lease.identity, lease.token, lease.lease_ms), Replies(1), 0)])
+                self._ask(lease)
                 lease.renew_at = now + self._interval_s(lease)
+
+    def _ask(self, lease: Lease) -> None:
+        """Nobody waits for the answer: it counts for whoever has not sent anything yet."""
+        replies = Replies(1, lambda: lease.renewed(replies.answers[0]))
+        self._router.route([Envelope(Extend(lease.identity, lease.token, lease.lease_ms), replies, 0)])
 
     @staticmethod
     def _interval_s(lease: Lease) -> float:
         return max(RENEWAL_MS_MIN, lease.lease_ms / RENEWALS_PER_LEASE) / _MS_PER_S
+
+
+class Caller:
+    """A client that waits for a grant.
+
+    Attributes:
+        hung_up: It sends no more; what waits for it is not granted any more.
+    """
+
+    def __init__(self) -> None:
+        self.hung_up = False
+        self._replies: Replies | None = None
+
+    def asks(self, replies: Replies) -> None:
+        """It waits for these."""
+        self._replies = replies
+        replies.closed = self.hung_up
+
+    def hang_up(self) -> None:
+        """It sends no more."""
+        self.hung_up = True
+        if self._replies is not None:
+            self._replies.closed = True
 
 
 class Desk:
@@ -117,13 +174,14 @@ class Desk:
         self._settling = 0
         self.closing = False
 
-    async def reserve(self, command: Reserve, patience_ms: int, *, keep: bool) -> Answer:
+    async def reserve(self, command: Reserve, patience_ms: int, *, keep: bool, caller: Caller | None = None) -> Answer:
         """Ask to be the holder; a shard that cannot answer is asked again for ``patience_ms``.
 
         Whoever cancels this is not the holder: what is granted nevertheless is given back.
 
         Args:
             keep: Whether a grant that comes after ``patience_ms`` stays: whoever went on unprotected tells it the end.
+            caller: Who waits, where that can be seen.
         """
         assert command.request_id is not None
         gives_up_at = trio.current_time() + patience_ms / _MS_PER_S
@@ -131,7 +189,7 @@ class Desk:
         while True:
             # However short the patience is, a shard that is well has the time to answer.
             until = max(gives_up_at, trio.current_time() + ANSWER_MS_MIN / _MS_PER_S)
-            answer = await self._ask(command, until + command.wait_ms / _MS_PER_S, keep=keep)
+            answer = await self._ask(command, until + command.wait_ms / _MS_PER_S, keep=keep, caller=caller)
             left_s = gives_up_at - trio.current_time()
             if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0 or self.closing:
                 return answer
@@ -159,7 +217,16 @@ class Desk:
 
     # ------------------------------------------------------------------------------------------------------- one answer
 
-    async def _ask(self, command: Command, until: float, *, keep: bool = True) -> Answer:
+    async def look(self, command: Reserve, patience_ms: int) -> Answer:
+        """What a caller would be told that does not wait; it is granted nothing."""
+        command = replace(command, wait_ms=0, request_id=new_request_id())
+        answer = await self.reserve(command, patience_ms, keep=False)
+        if not isinstance(answer, Reserved):
+            return answer
+        self.later(given_back(command.identity, answer))
+        return InFlight(answer.attempt, None, answer.reserved_at, answer.lease_expires_at, RETRY_MS_MAX)
+
+    async def _ask(self, command: Command, until: float, *, keep: bool = True, caller: Caller | None = None) -> Answer:
         abandoned = False
 
         def came() -> None:
@@ -167,6 +234,8 @@ class Desk:
                 self._give_back(command, replies.answers[0])
 
         replies = Replies(1, came)
+        if caller is not None:
+            caller.asks(replies)
         self._router.route([Envelope(command, replies, 0)])
         try:
             with trio.move_on_at(until):

@@ -27,6 +27,7 @@ from idemactor.gateway.request import RawRequest
 from idemactor.gateway.resolve import NoKey, Resolved, Unauthorized, resolve
 from idemactor.gateway.source import Source
 from idemactor.observability.logs import log_event
+from idemactor.server.auth import unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
 from idemactor.server.listeners import AcceptLimits, Listener, serve_listeners
@@ -190,6 +191,11 @@ class ProxyDoor:
         """Raises: RequestError, where the request is not even asked about."""
         head, office = conversation.head, self._offices[route.prefix]
         headers = head.headers
+        if head.method not in route.methods and self._sources[route.source].verify is not None:
+            # Nobody has looked at the signature of such a request: it would reach the upstream from anybody.
+            self._refused(Code.METHOD_NOT_ALLOWED)
+            await conversation.client.whole(answers.not_allowed(route.methods))
+            return
         if route.auth is RouteAuth.BEARER:
             scope = self._authenticated(head.values(route.auth_header), route)
             # A token of ours is nobody else's business.
@@ -224,6 +230,9 @@ class ProxyDoor:
 
     def _authenticated(self, values: Sequence[str], route: Route) -> Scope:
         authenticator = self._context.authenticator
+        if authenticator.anonymous is not None:
+            # Where there are no tokens everybody has one; a route that asks for one lets nobody in instead.
+            raise unauthenticated()
         return authenticator.scope(authenticator.from_header(values), route.namespace, "reserve")
 
     def _refused(self, code: str) -> None:

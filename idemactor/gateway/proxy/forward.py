@@ -8,6 +8,7 @@ on as it comes, all but its end.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,14 +17,20 @@ from typing import Final
 import trio
 
 from idemactor.gateway.proxy.client_side import ClientAnswer
+from idemactor.gateway.proxy.desk import Lease
 from idemactor.gateway.proxy.headers import Pairs
 from idemactor.gateway.proxy.routes import Route
-from idemactor.gateway.proxy.upstream import AnswerHead, Call, Lost, Outgoing, Upstream
+from idemactor.gateway.proxy.upstream import AnswerHead, Call, Lost, NotSent, Outgoing, Upstream
+from idemactor.observability.logs import log_event
 
 HELD_BYTES_MAX: Final = 65_536
 """An answer of at most this known length is sent to the client when all of it is here."""
 
+CLIENT_MS_MIN: Final = 100
+"""What a client has at least to take a piece of an answer, however soon the lease ends."""
+
 _MS_PER_S: Final = 1_000
+_log = logging.getLogger(__name__)
 
 
 class TimedOut(Lost):
@@ -87,13 +94,21 @@ class Forwarder:
     nursery: trio.Nursery
 
     async def forward(
-        self, outgoing: Outgoing, client: ClientAnswer, keep_bytes: int, marks: Pairs = (), *, fresh: bool = False
+        self,
+        outgoing: Outgoing,
+        client: ClientAnswer,
+        keep_bytes: int,
+        marks: Pairs = (),
+        *,
+        lease: Lease | None = None,
+        fresh: bool = False,
     ) -> Arrived:
         """Send a request and read its answer to the end, passing on what comes before the end.
 
         Args:
             keep_bytes: The largest body to keep.
             marks: Fields that are added to the answer.
+            lease: Without it nothing is sent; None: nothing protects the request.
             fresh: Whether no used connection will do.
 
         Raises:
@@ -102,18 +117,57 @@ class Forwarder:
         """
         # Connecting has its own deadline: who runs out of time below has run out of it after something was sent.
         async with self.upstream.call(outgoing, connect_ms=self.route.connect_ms, fresh=fresh) as call:
-            with _deadline(self.route.timeout_ms) as whole:
-                with _deadline(min(self.route.first_byte_ms, self.route.timeout_ms)) as first:
-                    await call.send(self.nursery)
-                    head = await call.head(client.inform)
-                if not first.cancelled_caught:
-                    return await _read(call, head, client, Kept(keep_bytes), whole, marks)
+            # Waiting for a place and a connection may have taken longer than a lease can be held.
+            if lease is not None and not lease.is_held:
+                raise NotSent("the lease ended before the upstream was reached")
+            lasts_until = math.inf if lease is None else lease.lasts_until
+            try:
+                return await self._exchange(call, client, Kept(keep_bytes), marks, lasts_until)
+            except (Lost, trio.Cancelled):
+                raise
+            except Exception as error:  # Whatever broke, something may have been sent.
+                log_event(_log, logging.ERROR, "gateway_exchange_broke", error)
+                raise Lost("the exchange with the upstream broke") from error
+
+    async def _exchange(
+        self, call: Call, client: ClientAnswer, kept: Kept, marks: Pairs, lasts_until: float
+    ) -> Arrived:
+        with _deadline(self.route.timeout_ms) as whole:
+            with _deadline(min(self.route.first_byte_ms, self.route.timeout_ms)) as first:
+                await call.send(self.nursery)
+                head = await call.head(client.inform)
+            if not first.cancelled_caught:
+                return await _read(call, head, client, kept, _Clock(whole, lasts_until), marks)
         raise TimedOut("the upstream did not answer in time")
 
 
-async def _read(
-    call: Call, head: AnswerHead, client: ClientAnswer, kept: Kept, whole: trio.CancelScope, marks: Pairs
-) -> Arrived:
+@dataclass(frozen=True, slots=True)
+class _Clock:
+    """The upstream's time, which stands still while a client reads; but a lease does not wait for clients.
+
+    Attributes:
+        whole: The time that the upstream has.
+        lasts_until: When everything has to be over, on trio's clock.
+    """
+
+    whole: trio.CancelScope
+    lasts_until: float
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[trio.CancelScope]:
+        """Cancels its body where the upstream would lose time by waiting longer."""
+        began = trio.current_time()
+        left_s = self.whole.deadline - began
+        self.whole.deadline = math.inf
+        patience = trio.move_on_at(max(self.lasts_until - left_s, began + CLIENT_MS_MIN / _MS_PER_S))
+        try:
+            with patience:
+                yield patience
+        finally:
+            self.whole.deadline = min(trio.current_time() + left_s, self.lasts_until)
+
+
+async def _read(call: Call, head: AnswerHead, client: ClientAnswer, kept: Kept, clock: _Clock, marks: Pairs) -> Arrived:
     held = bytearray()
     held_max = HELD_BYTES_MAX if head.length is not None and head.length <= HELD_BYTES_MAX else -1
     piece, ended = call.arrived()
@@ -124,23 +178,16 @@ async def _read(
             return Arrived(head, None if kept.body is None else bytes(kept.body), bytes(held), marks)
         if len(held) > held_max:
             # The client's slowness is not the upstream's: meanwhile no time of the upstream's passes.
-            with _paused(whole):
+            with clock.paused() as patience:
                 if not client.began:
                     client.begin(head, *marks)
                 await client.data(bytes(held))
+            if patience.cancelled_caught:
+                # The answer is read on without the client: that it is committed matters more.
+                client.drop()
             held.clear()
         piece, ended = await call.more()
 
 
 def _deadline(timeout_ms: int) -> trio.CancelScope:
     return trio.move_on_after(timeout_ms / _MS_PER_S)
-
-
-@contextlib.contextmanager
-def _paused(scope: trio.CancelScope) -> Iterator[None]:
-    left_s = scope.deadline - trio.current_time()
-    scope.deadline = math.inf
-    try:
-        yield
-    finally:
-        scope.deadline = trio.current_time() + left_s

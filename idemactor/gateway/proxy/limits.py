@@ -22,6 +22,8 @@ INFORMATIONAL_MAX: Final = 16
 """How many 1xx may come before one answer."""
 ANSWER_MS_MIN: Final = 1_000
 """How long a shard has for one answer, whatever patience its namespace has with one that cannot."""
+HANGING_UP_MS: Final = 1_000
+"""How long a shard has for a request that could wait, once its client sends no more: it may still read its answer."""
 SETTLE_MS_MAX: Final = 300_000
 """How long it is tried, after its client was answered, to tell a shard what became of an attempt."""
 SETTLING_MAX: Final = 10_000

@@ -9,6 +9,7 @@ it leads to, what is written for no other reader: control characters, dots and s
 from __future__ import annotations
 
 import enum
+import ipaddress
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -93,9 +94,12 @@ def parse_upstream(text: str) -> Origin:
         InvalidUpstream: It is none, or says more than where: the path of a request is passed on whole.
     """
     if text.startswith("unix:"):
-        if not text.startswith("unix:/") or "\0" in text:
-            raise InvalidUpstream("names a Unix socket by its absolute path, unix:/path")
+        if not text.startswith("unix:/") or not text.isprintable() or text != text.strip():
+            raise InvalidUpstream("names a Unix socket by its absolute path, unix:/path, without spaces around it")
         return Origin("http", "", 0, text.removeprefix("unix:"))
+    # What urlsplit would mend or let through: nobody meant that, and it would stand in every Host.
+    if _VISIBLE.fullmatch(text) is None:
+        raise InvalidUpstream("has white space, or characters beyond ASCII: write a name in its xn-- form")
     try:
         parts = urlsplit(text)
         port = parts.port
@@ -103,9 +107,26 @@ def parse_upstream(text: str) -> Origin:
         raise InvalidUpstream("has no valid host and port") from None
     if parts.scheme not in _PORTS or not parts.hostname:
         raise InvalidUpstream('is no upstream: write "http://host:port", "https://host" or "unix:/path"')
+    if port == 0 or parts.netloc.endswith(":") or not _is_host(parts.hostname):
+        raise InvalidUpstream("has no valid host and port")
     if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
         raise InvalidUpstream("has more than a host and a port: the path of a request is passed on whole")
     return Origin(parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port)
+
+
+_VISIBLE: Final = re.compile(r"[!-~]*")
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+
+
+def _is_host(text: str) -> bool:
+    """A name, or an IPv6 address (which urlsplit found between brackets)."""
+    if ":" not in text:
+        return _NAME.fullmatch(text) is not None
+    try:
+        ipaddress.IPv6Address(text)
+    except ValueError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,8 @@ Answers are read by h11, whose state machine knows where the answers to HEAD, 20
 from __future__ import annotations
 
 import contextlib
+import logging
 import select
-import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
@@ -22,12 +22,14 @@ from idemactor.gateway.proxy.connecting import Connect, connector
 from idemactor.gateway.proxy.headers import Pairs, encoded
 from idemactor.gateway.proxy.limits import INFORMATIONAL_MAX, READ_BYTES, ProxyLimits
 from idemactor.gateway.proxy.routes import Origin
+from idemactor.observability.logs import log_event
 
 AT_ONCE_BYTES: Final = 65_536
 """A request of this size goes out before its answer is read; a larger one meanwhile, since the upstream may answer
 before it has read it all, and neither would go on."""
 
 _MS_PER_S: Final = 1_000
+_log = logging.getLogger(__name__)
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
@@ -194,6 +196,14 @@ class Call:
         return event
 
 
+def _call(link: _Link, outgoing: Outgoing, *, reused: bool) -> Call:
+    try:
+        return Call(link, outgoing, reused=reused)
+    except Exception as error:  # Whatever broke, nothing was sent.
+        log_event(_log, logging.ERROR, "gateway_request_broke", error)
+        raise NotSent("the request cannot be sent as HTTP/1.1") from error
+
+
 def _head(event: h11.Response | h11.InformationalResponse) -> AnswerHead:
     pairs = tuple((name.decode("latin-1"), value.decode("latin-1")) for name, value in event.headers.raw_items())
     return AnswerHead(event.status_code, bytes(event.reason), pairs)
@@ -234,7 +244,7 @@ class Upstream:
         link, reused = await self._link(connect_ms, fresh)
         keep = False
         try:
-            call = Call(link, outgoing, reused=reused)
+            call = _call(link, outgoing, reused=reused)
             try:
                 yield call
             finally:
@@ -274,6 +284,10 @@ class Upstream:
                     raise
         except trio.TooSlowError:
             raise NotSent("the upstream could not be reached in time, or has too many requests") from None
+        except NotSent:
+            raise
+        except Exception as error:  # Whatever broke, nothing was sent.
+            raise NotSent(f"the upstream cannot be reached: {type(error).__name__}") from error
 
     async def _kept(self) -> _Link | None:
         await self._close(self._stale())
@@ -292,10 +306,7 @@ class Upstream:
         return stale
 
     async def _open(self) -> _Link:
-        try:
-            stream = await self._connect(self._origin)
-        except (*_BROKEN, ssl.SSLError) as error:
-            raise NotSent(f"the upstream cannot be reached: {type(error).__name__}") from error
+        stream = await self._connect(self._origin)
         return _Link(stream, h11.Connection(h11.CLIENT, self._limits.answer_header_bytes_max))
 
     @staticmethod

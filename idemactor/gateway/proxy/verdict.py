@@ -78,16 +78,20 @@ def _said(rule: SuccessRule, body: bytes) -> Verdict:
     found = pick(parse(body), rule.tokens, {})
     if found is ABSENT:
         return Verdict.IN_DOUBT
-    if _same(found, rule.equals):
+    if means_same(found, rule.equals):
         return Verdict.SUCCESS
     if isinstance(rule.equals, bool) and found is (not rule.equals):
         return Verdict.FAILURE
-    return Verdict.FAILURE if any(_same(found, value) for value in rule.fails) else Verdict.IN_DOUBT
+    return Verdict.FAILURE if any(means_same(found, value) for value in rule.fails) else Verdict.IN_DOUBT
 
 
-def _same(found: object, wanted: object) -> bool:
-    """By meaning: 1 and 1.0 are one, but true is no 1."""
-    return canonical(found) == canonical(Number(repr(wanted)) if isinstance(wanted, float) else wanted)
+def means_same(found: object, wanted: object) -> bool:
+    """Whether two values of JSON are one by meaning: 1 and 1.0 are, but true is no 1."""
+    return canonical(_number(found)) == canonical(_number(wanted))
+
+
+def _number(value: object) -> object:
+    return Number(repr(value)) if isinstance(value, float) else value
 
 
 def _decoded(headers: Iterable[tuple[str, str]], body: bytes | None) -> bytes:

@@ -36,6 +36,7 @@ LEASE_MS = 30_000
 POLICIES = {
     "default": Policy(lease_ms=LEASE_MS, on_lease_expiry=OnLeaseExpiry.HOLD, lease_total_max_ms=3_600_000),
     "retry": Policy(lease_ms=LEASE_MS, on_lease_expiry=OnLeaseExpiry.RETRY),
+    "brief": Policy(lease_ms=10_000, on_lease_expiry=OnLeaseExpiry.RETRY, lease_total_max_ms=40_000),
     "hasty": Policy(lease_ms=LEASE_MS, unavailable_after_ms=0),
     "small": Policy(lease_ms=LEASE_MS, outcome_max_bytes=100),
     "open": Policy(lease_ms=LEASE_MS, on_unavailable=OnUnavailable.OPEN),
@@ -84,10 +85,11 @@ class FakeUpstream:
     requests: list[Received] = field(default_factory=list)
     connections: int = 0
     refuses: bool = False
+    connect_s: float = 0.0
 
     async def connect(self, origin: Origin) -> trio.abc.Stream:
         assert origin == ORIGIN
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.connect_s)
         if self.refuses:
             raise ConnectionRefusedError
         near, far = trio.testing.memory_stream_pair()

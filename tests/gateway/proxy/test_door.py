@@ -196,6 +196,28 @@ async def test_who_is_unknown_reaches_nothing(
         assert not proxy.upstream.requests
 
 
+async def test_a_route_that_asks_for_tokens_lets_nobody_in_where_there_are_none(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, auth=RouteAuth.BEARER)) as proxy:
+        for headers in ([], [("Authorization", "Bearer made-up")]):
+            assert (await proxy.call(headers=headers)).status == 401
+        assert not proxy.upstream.requests
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "OPTIONS", "MADE-UP"])
+@pytest.mark.parametrize("require_key", [True, False])
+async def test_what_no_signature_is_looked_at_for_is_not_let_through(
+    autojump_clock: MockClock, method: str, *, require_key: bool
+) -> None:
+    signed = replace(SHIPPED["github"], verify=Verify(Scheme.GITHUB, ("S",), ("made-up",)))
+    route = replace(ROUTE, source="github", require_key=require_key)
+    async with proxying(autojump_clock, route, sources={"github": signed}) as proxy:
+        told = await proxy.call(method, body=BODY)
+        assert (told.status, told.header("Allow")) == (405, ["PATCH, POST"])
+        if method != "HEAD":
+            assert json.loads(told.body)["code"] == "IDEMPOTENCY_METHOD_NOT_ALLOWED"
+        assert not proxy.upstream.requests
+
+
 async def test_nothing_is_forgotten_before_its_sender_is_done(autojump_clock: MockClock) -> None:
     slow = replace(SHIPPED["http"], name="slow", retry_horizon_ms=400_000)
     async with proxying(autojump_clock, replace(ROUTE, source="slow"), sources={"slow": slow}) as proxy:
@@ -895,6 +917,66 @@ async def test_a_waiting_client_that_leaves_is_never_granted(autojump_clock: Moc
         assert await proxy.record() is None
 
 
+async def test_a_client_that_sends_no_more_is_answered(autojump_clock: MockClock) -> None:
+    async def slow(received: Received) -> None:
+        await trio.sleep(10)
+        await received.answer(200, b"done")
+
+    async with proxying(autojump_clock, replace(ROUTE, wait_ms=60_000), behaviour=slow) as proxy:
+        first, second = proxy.client(), proxy.client()
+        for client in (first, second):
+            await client.send()
+            await client.stream.send_stream.aclose()
+            await trio.sleep(2)
+        told = await second.read()
+        assert (told.status, result_of(told)) == (409, "in_flight")
+        assert trio.current_time() < 5
+        assert (await first.read()).body == b"done"
+        third = proxy.client()
+        await third.send()
+        await third.stream.send_stream.aclose()
+        assert (await third.read()).header("Idempotent-Replayed") == ["true"]
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_who_hung_up_is_not_granted_what_it_waited_for(autojump_clock: MockClock) -> None:
+    async def refuse(received: Received) -> None:
+        await trio.sleep(5)
+        await received.answer(404)
+
+    async with proxying(autojump_clock, replace(ROUTE, wait_ms=60_000), behaviour=refuse) as proxy:
+        first, second = proxy.client(), proxy.client()
+        await first.send()
+        await second.send()
+        await trio.sleep(4.5)
+        await second.stream.send_stream.aclose()
+        # The key is free again before the second one's second is over.
+        assert (await first.read()).status == 404
+        told = await second.read()
+        assert (told.status, result_of(told), told.header("Retry-After")) == (409, "in_flight", ["1"])
+        await trio.sleep(1)
+        assert len(proxy.upstream.requests) == 1
+        assert await proxy.record() is None
+
+
+async def test_a_shard_that_is_slow_grants_nothing_to_who_hung_up(autojump_clock: MockClock) -> None:
+    async def slow(_batch: Batch) -> None:
+        await trio.sleep(3)
+
+    async with proxying(autojump_clock, replace(ROUTE, wait_ms=60_000)) as proxy:
+        for disk in proxy.rig.disks:
+            disk.before_commit = slow
+        client = proxy.client()
+        await client.send()
+        await client.stream.send_stream.aclose()
+        assert (await client.read()).status in (409, 503)
+        for disk in proxy.rig.disks:
+            disk.before_commit = None
+        await trio.sleep(30)
+        assert not proxy.upstream.requests
+        assert await proxy.record() is None
+
+
 # ----------------------------------------------------------------------------------------------- shards, leases, drains
 
 
@@ -911,6 +993,136 @@ async def test_the_lease_is_renewed_while_the_upstream_works(autojump_clock: Moc
             assert result_of(await proxy.call()) == "in_flight"
         await trio.sleep(2 * LEASE_MS / 1_000)
         assert (await proxy.call()).body == b"done"
+
+
+async def test_nothing_is_sent_once_the_lease_has_ended(autojump_clock: MockClock) -> None:
+    # No configuration allows it; what is tested is that the proxy looks before it sends.
+    route = replace(ROUTE, namespace="brief", connect_ms=60_000)
+    async with proxying(autojump_clock, route) as proxy, trio.open_nursery() as nursery:
+        told: list[Told] = []
+
+        async def late() -> None:
+            told.append(await proxy.call())
+
+        proxy.upstream.connect_s = 50
+        nursery.start_soon(late)
+        await trio.sleep(41)
+        proxy.upstream.connect_s = 0
+        assert (await proxy.call()).status == 200
+        [got] = proxy.upstream.requests
+        assert got.header("Idempotency-Takeover") == ["true"]
+        await trio.sleep(20)
+        assert (told[0].status, told[0].header("Retry-After")) == (502, ["1"])
+        assert len(proxy.upstream.requests) == 1
+        assert (await proxy.call()).header("Idempotent-Replayed") == ["true"]
+
+
+async def test_a_renewed_lease_outlasts_a_slow_connection(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="brief", connect_ms=60_000)) as proxy:
+        proxy.upstream.connect_s = 25
+        assert (await proxy.call()).status == 200
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_what_a_renewal_is_told_counts(autojump_clock: MockClock) -> None:
+    """Somebody else settled the key while the connection was made."""
+    route = replace(ROUTE, connect_ms=60_000)
+    async with proxying(autojump_clock, route) as proxy, trio.open_nursery() as nursery:
+        proxy.upstream.connect_s = 25
+        told: list[Told] = []
+
+        async def late() -> None:
+            told.append(await proxy.call())
+
+        nursery.start_soon(late)
+        await trio.sleep(5)
+        record = await proxy.record()
+        assert record is not None
+        await proxy.ask(Commit(Identity("default", "default", "k"), record.token, Outcome(201, (), b"elsewhere")))
+        await trio.sleep(25)
+        assert told[0].status == 502
+        assert not proxy.upstream.requests
+        assert (await proxy.call()).body == b"elsewhere"
+
+
+async def test_what_was_not_sent_for_want_of_a_lease_is_free_again(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock, replace(ROUTE, namespace="brief", connect_ms=60_000)) as proxy:
+        proxy.upstream.connect_s = 50
+        assert (await proxy.call()).status == 502
+        assert await proxy.record(namespace="brief") is None
+        proxy.upstream.connect_s = 0
+        assert (await proxy.call()).status == 200
+        [got] = proxy.upstream.requests
+        assert got.header("Idempotency-Takeover") == []
+
+
+async def test_a_client_that_reads_slowly_does_not_outlast_the_lease(autojump_clock: MockClock) -> None:
+    async def stream(received: Received) -> None:
+        await received.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(10):
+            await received.send(b"4\r\ntick\r\n")
+            await trio.sleep(1)
+        await received.send(b"0\r\n\r\n")
+
+    writes: list[float] = []
+
+    async def slow() -> None:
+        writes.append(trio.current_time())
+        await trio.sleep(100)
+
+    route = replace(ROUTE, namespace="brief", timeout_ms=20_000, first_byte_ms=20_000)
+    limits = ProxyLimits(write_ms=200_000)
+    async with (
+        proxying(autojump_clock, route, behaviour=stream, limits=limits) as proxy,
+        trio.open_nursery() as nursery,
+    ):
+        near, far = trio.testing.memory_stream_pair()
+        far.send_stream.send_all_hook = slow
+        nursery.start_soon(proxy.door.handle, far)
+        await Client(near).send()
+        await trio.sleep(39)
+        record = await proxy.record(namespace="brief")
+        assert record is not None
+        assert (record.state, record.attempt, len(writes)) == (State.COMMITTED, 1, 1)
+        far.send_stream.send_all_hook = None
+        assert (await proxy.call()).body == b"tick" * 10
+        assert len(proxy.upstream.requests) == 1
+
+
+async def test_a_request_that_cannot_be_made_was_not_sent(autojump_clock: MockClock) -> None:
+    """Whatever breaks before the first byte: the key is free, and the client is answered."""
+    async with proxying(autojump_clock, replace(ROUTE, operation_header="Content-Length")) as proxy:
+        told = await proxy.call(body=BODY)
+        assert (told.status, told.header("Retry-After")) == (502, ["1"])
+        assert not proxy.upstream.requests
+        assert await proxy.record() is None
+    bad = replace(ROUTE, operation_form=OrderIdForm.BYBIT, operation_prefix="x" * 100)
+    async with proxying(autojump_clock, bad) as proxy:
+        assert (await proxy.call()).status == 502
+        assert await proxy.record() is None
+
+
+async def test_a_connector_that_breaks_has_sent_nothing(autojump_clock: MockClock) -> None:
+    async def broken(_origin: object) -> trio.abc.Stream:
+        raise ValueError
+
+    async with proxying(autojump_clock) as proxy:
+        for upstream in proxy.door._upstreams.values():
+            upstream._connect = broken
+        assert (await proxy.call()).status == 502
+        assert await proxy.record() is None
+        assert (await proxy.call("GET")).status == 502
+
+
+async def test_an_exchange_that_breaks_is_in_doubt(autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_args: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr("idemactor.gateway.proxy.upstream.Call.head", broken)
+    async with proxying(autojump_clock) as proxy:
+        assert result_of(await proxy.call()) == "in_doubt"
+        assert result_of(await proxy.call()) == "in_doubt"
+        assert (await proxy.call("GET")).status == 502
 
 
 async def test_a_takeover_is_marked_and_its_failure_keeps_the_evidence(autojump_clock: MockClock) -> None:

@@ -176,7 +176,26 @@ def test_upstreams(text: str, origin: Origin, authority: str) -> None:
     "text",
     [
         *("", "orders:80", "ftp://a", "http://", "http://a/b", "http://a?b", "http://a#b", "http://u@a", "http://a:x"),
-        *("http://a:99999", "unix:", "unix:relative", "unix:/a\0b"),
+        *(
+            "http://a:99999",
+            "unix:",
+            "unix:relative",
+            "unix:/a\0b",
+            "unix:/a\n",
+            "unix:/a ",
+            "http://a:0",
+            "http://a b",
+        ),
+        *(" http://a", "http://a ", "http://a\n", "http://a\tb", "http://a\n:80", "http://b\u00fccher", "http://a\x7f"),
+        *(
+            "http://a%20b",
+            "http://a<b",
+            "http://a,b",
+            "http://[::1",
+            "http://[x::]",
+            "http://[fe80::1%25e]:1/x",
+            "http://a:",
+        ),
     ],
 )
 def test_what_is_no_upstream(text: str) -> None:
