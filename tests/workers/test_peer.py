@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from typing import Any
 
 import pytest
@@ -120,6 +121,30 @@ async def test_a_new_connection_takes_the_place_of_the_old_one() -> None:
         await workers.connect(0, 1)
         assert await lost.wait() == Unavailable(UNAVAILABLE_RETRY_MS)
         assert isinstance(await workers[0].one(Get(identity(HERE))), Unknown)
+
+
+async def test_of_connections_that_wait_for_one_to_end_the_latest_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    close, may_close = trio.aclose_forcefully, trio.Event()
+
+    async def close_late(stream: trio.abc.AsyncResource) -> None:
+        with trio.CancelScope(shield=True):
+            await may_close.wait()
+        await close(stream)
+
+    monkeypatch.setattr(trio, "aclose_forcefully", close_late)
+    async with running(2) as workers, trio.open_nursery() as nursery:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        # That of a worker which died as soon as it had connected, and that of the one that took its place.
+        dead = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        nursery.start_soon(workers[0].peers[1].converse, dead, workers[0].router, workers[0].lane)
+        await settled()
+        nursery.start_soon(workers.connect, 0, 1)
+        await settled()
+        may_close.set()
+        await settled()
+        assert isinstance(await workers[0].one(reserve(THERE)), Reserved)
+        assert isinstance(await workers[1].one(reserve(HERE)), Reserved)
 
 
 async def test_more_open_calls_than_there_may_be_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
