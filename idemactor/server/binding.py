@@ -45,7 +45,13 @@ class SocketListener:
         self._unix_file = None
 
     async def accept(self) -> trio.abc.Stream:
-        sock, _ = await self._socket.accept()
+        try:
+            sock, _ = await self._socket.accept()
+        except OSError:
+            if self._socket.fileno() < 0:
+                # A connection had come, and the listener was closed before its turn: that is no broken socket.
+                raise trio.ClosedResourceError("the listener is closed") from None
+            raise
         stream = trio.SocketStream(sock)
         if self._tls is None:
             return stream

@@ -294,6 +294,18 @@ async def test_every_kind_of_address_is_served(tmp_path: Path) -> None:
     assert await serve_once(addresses, say_hello) == [b"hello"] * 4
 
 
+async def test_a_listener_that_is_closed_with_a_connection_in_its_queue_ends_its_loop(tmp_path: Path) -> None:
+    for address in ("127.0.0.1:0", f"unix:{tmp_path}/a.sock"):
+        (listener,) = bind_listeners([address])
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_listeners, [listener], say_hello)
+            client = await connect(listener.address)
+            listener.close()
+            await client.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await listener.accept()
+
+
 async def test_bound_addresses_are_the_real_ones(tmp_path: Path) -> None:
     listeners = bind_listeners(["127.0.0.1:0", "[::1]:0", f"unix:{tmp_path}/a.sock", "localhost:0"])
     v4, v6, unix, name = (listener.address for listener in listeners)
