@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -48,6 +47,7 @@ from idemactor.server.listeners import (
 )
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
+from idemactor.server.stop import told_to_stop
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
@@ -139,7 +139,7 @@ async def serve_doors(
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with told_to_stop() as told:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
             # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
             await shards.start(context.router.run)
@@ -155,7 +155,7 @@ async def serve_doors(
             _spare_the_collector()
             announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
-            await anext(aiter(signals))
+            await told.wait()
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True
