@@ -111,7 +111,8 @@ class Peer:
 
     async def settled(self) -> None:
         """Wait until the other has said that its proxy has nothing under way, or is gone."""
-        while self._outbox is not None and not self._settled:
+        # A connection is no sign of life: the listening socket of a dead worker takes them for the one to come.
+        while self.up.is_set() and not self._settled:
             self._changed = trio.Event()
             await self._changed.wait()
 

@@ -213,6 +213,47 @@ async def test_nobody_who_waits_behind_a_dead_connection_is_granted() -> None:
         assert isinstance(fresh, Reserved)
 
 
+async def test_a_worker_that_is_away_is_gone_once_the_server_stops() -> None:
+    async with running(2) as workers:
+        router = workers[0].router
+        assert not router.is_gone(identity(THERE))
+        talk = workers[0].peers[1]._talk
+        assert talk is not None
+        talk.scope.cancel()
+        await settled()
+        # It may come back.
+        assert not router.is_gone(identity(THERE))
+        router.settle_only()
+        assert router.is_gone(identity(THERE))
+        assert not router.is_gone(identity(HERE))
+        await workers.connect(0, 1)
+        assert not router.is_gone(identity(THERE))
+
+
+async def test_nobody_waits_for_the_proxy_of_a_worker_that_only_has_a_queue() -> None:
+    async with running(2) as workers, trio.open_nursery() as nursery:
+        lost = workers[0].peers[1]
+        settles = trio.Event()
+
+        async def wait() -> None:
+            await lost.settled()
+            settles.set()
+
+        nursery.start_soon(wait)
+        await settled()
+        assert not settles.is_set()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            queued = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+            nursery.start_soon(lost.converse, queued, workers[0].router, workers[0].lane)
+            with trio.fail_after(10):
+                await settles.wait()
+                await lost.settled()
+            await settled()
+            with trio.fail_after(10):
+                await lost.settled()
+
+
 async def test_questions_cross_and_a_shard_says_how_it_stands() -> None:
     async with running(2) as workers:
         await workers[0].one(reserve(THERE))
