@@ -19,7 +19,7 @@ from typing import Final
 import trio
 
 from idemactor.config import DoorSection, ServerConfig
-from idemactor.config.model import LogLevel
+from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
@@ -33,6 +33,7 @@ from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import TENANT_DEFAULT, Authenticator
+from idemactor.server.binding import remove_worker_files
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
 from idemactor.server.http_app import build_app
@@ -97,6 +98,7 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             await check_settings(config, engines, clock.now_ms())
             router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
             context = make_context(config, router, observer, metrics, clock)
+            remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
                 _bound(config.http, ALPN_PROTOCOLS) as http,
                 _bound(config.rpc) as rpc,

@@ -18,6 +18,7 @@ import trio
 import trio.testing
 
 from idemactor.errors import StartError
+from idemactor.server.binding import remove_worker_files, worker_file
 from idemactor.server.listeners import (
     ACCEPT_BACKOFF_MS,
     UNIX_SOCKET_MODE,
@@ -341,6 +342,26 @@ async def test_stale_unix_socket_is_replaced_and_a_living_one_is_not(tmp_path: P
         bind_listeners([f"unix:{path}"])
     assert path.is_socket()
     listener.close()
+
+
+def test_what_workers_left_who_are_no_more_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/a.sock"
+    (alive,) = bind_listeners([worker_file(address, 3)])
+    for number in (1, 2, 4, 11):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(f"{tmp_path}/a.sock.{number}")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/b.sock.2")
+    (tmp_path / "a.sock.5").write_text("data")
+    remove_worker_files(["127.0.0.1:0", address, f"unix:{tmp_path}/none/c.sock"], range(2, 10))
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "a.sock.1",
+        "a.sock.11",
+        "a.sock.3",
+        "a.sock.5",
+        "b.sock.2",
+    ]
+    alive.close()
 
 
 async def test_file_in_the_way_of_a_unix_socket_stays(tmp_path: Path) -> None:

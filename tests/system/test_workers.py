@@ -288,6 +288,21 @@ def test_unix_sockets_outlive_a_worker_and_not_the_server(home: Path) -> None:
         assert not any(file.exists() for file in files)
 
 
+def test_unix_sockets_of_workers_that_were_killed_go_with_the_next_start(home: Path) -> None:
+    server = Workers(home, 3, CONFIG, http=[f"unix:{home}/h.sock"], rpc=[f"unix:{home}/r.sock"])
+    try:
+        for workers in (3, 2, 1):
+            server.workers = workers
+            server.start()
+            expected = {f"{door}.sock{end}" for door in "hr" for end in ("", *(f".{n}" for n in range(workers)))}
+            if workers == 1:
+                expected = {"h.sock", "r.sock"}
+            assert {file.name for file in home.glob("*.sock*")} == expected
+            server.kill()
+    finally:
+        server.kill()
+
+
 # ----------------------------------------------------------------------------------------------------- life and death
 
 
