@@ -11,7 +11,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Final
 import trio
 
 from idemactor.config import DoorSection, ServerConfig
-from idemactor.config.model import LogLevel
+from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
@@ -34,6 +33,7 @@ from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import TENANT_DEFAULT, Authenticator
+from idemactor.server.binding import remove_worker_files
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
 from idemactor.server.http_app import build_app
@@ -48,6 +48,7 @@ from idemactor.server.listeners import (
 )
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
+from idemactor.server.stop import told_to_stop
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
@@ -97,6 +98,7 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             await check_settings(config, engines, clock.now_ms())
             router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
             context = make_context(config, router, observer, metrics, clock)
+            remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
                 _bound(config.http, ALPN_PROTOCOLS) as http,
                 _bound(config.rpc) as rpc,
@@ -139,7 +141,7 @@ async def serve_doors(
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
+    with told_to_stop() as told:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
             # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
             await shards.start(context.router.run)
@@ -155,7 +157,7 @@ async def serve_doors(
             _spare_the_collector()
             announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
-            await anext(aiter(signals))
+            await told.wait()
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import socket
 import ssl
@@ -45,7 +46,13 @@ class SocketListener:
         self._unix_file = None
 
     async def accept(self) -> trio.abc.Stream:
-        sock, _ = await self._socket.accept()
+        try:
+            sock, _ = await self._socket.accept()
+        except OSError:
+            if self._socket.fileno() < 0:
+                # A connection had come, and the listener was closed before its turn: that is no broken socket.
+                raise trio.ClosedResourceError("the listener is closed") from None
+            raise
         stream = trio.SocketStream(sock)
         if self._tls is None:
             return stream
@@ -115,6 +122,23 @@ def bind_listeners(addresses: Iterable[str], tls: ssl.SSLContext | None = None) 
             listeners.append(listener)
         undo.pop_all()
         return listeners
+
+
+def worker_file(address: str, worker: int) -> str:
+    """Beside a ``unix:path`` the address at which one worker alone accepts."""
+    return f"{address}.{worker}"
+
+
+def remove_worker_files(addresses: Iterable[str], workers: Iterable[int]) -> None:
+    """Remove the socket files that workers left who are no more; what somebody listens on stays, and what is no socket.
+
+    Only for the owner of the data directory whose addresses these are: an earlier server of it, of more workers, was
+    killed.
+    """
+    bound = [address for address in addresses if address.startswith(_UNIX_PREFIX)]
+    for address, worker in itertools.product(bound, workers):
+        with contextlib.suppress(OSError):
+            _remove_stale(Path(worker_file(address, worker).removeprefix(_UNIX_PREFIX)))
 
 
 def _bind(address: str, tls: ssl.SSLContext | None) -> SocketListener:

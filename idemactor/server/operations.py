@@ -43,6 +43,12 @@ from idemactor.wire.sourced import key_body
 INSPECT_MS_MAX: Final = 1_000
 """How long a shard may take to say how it stands, for ``/metrics`` and ``/readyz``."""
 
+QUESTION_MS_MAX: Final = 10_000
+"""How long a shard may take to answer what an operator asks; its process may hang, and nobody would ever know."""
+
+QUESTION_RETRY_MS: Final = 1_000
+"""When an operator may ask again that was not answered."""
+
 _MS_PER_S: Final = 1_000
 _ACQUIRING: Final = frozenset({"reserve", "accept"})
 
@@ -258,11 +264,13 @@ async def _ask(context: ServerContext, shard: int, query: Query) -> Answer:
     """The answer of one shard.
 
     Raises:
-        RequestError: NOT_FOUND, OVERLOADED or UNAVAILABLE.
+        RequestError: NOT_FOUND, OVERLOADED, or UNAVAILABLE, also where it does not come in ``QUESTION_MS_MAX``.
     """
     replies = Replies(1)
     context.router.ask(shard, Envelope(query, replies, 0))
-    [answer] = await replies.wait()
+    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
+        await replies.wait()
+    answer = replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
     refusal = refusal_of(answer)
     if refusal is not None:
         assert isinstance(answer, NoSuchIncident | Overloaded | Unavailable)

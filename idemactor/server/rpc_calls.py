@@ -22,9 +22,11 @@ from idemactor.shard.router import OVERLOADED_RETRY_MS
 from idemactor.wire.answers import body_of, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.refusals import detail_of, refusal_of
-from idemactor.wire.requests import COMMAND_OPS, Dialect, command_from
+from idemactor.wire.requests import COMMAND_OPS, Dialect, Members, command_from, members_of
 
 DOOR: Final = "rpc"
+
+_NO_MEMBERS: Final = Members((), Dialect.MSGPACK)
 
 Frame = tuple[int, str | None, object]
 """(msgid, error or None, result or None)"""
@@ -267,5 +269,4 @@ def _frame(call: _Call, answer: Answer) -> Frame:
 
 
 def _refuse_members(params: dict[str, Any]) -> None:
-    if params:
-        raise InvalidRequest("there is an unknown member")
+    members_of(_NO_MEMBERS, params)

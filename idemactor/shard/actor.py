@@ -161,6 +161,11 @@ class Shard:
         """Whether the shard is loaded."""
         return self._ledger is not None
 
+    @property
+    def reachable(self) -> bool:
+        """Always: it is here."""
+        return True
+
     def stop_waiting(self) -> None:
         """Answer everyone who waits, now and from now on, and go on serving."""
         self._impatient = True

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import trio
 
 from idemactor.core.commands import Accept, Reserve
-from idemactor.core.keys import identity_hash, shard_of
+from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.queries import Query
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
@@ -37,6 +37,10 @@ class Place(Protocol):
     @property
     def in_memory(self) -> bool:
         """Whether it is loaded."""
+
+    @property
+    def reachable(self) -> bool:
+        """Whether commands get there at all."""
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits, and let nobody wait from here on."""
@@ -91,6 +95,10 @@ class Router:
         self._settling_only = True
         for shard in self.shards:
             shard.stop_waiting()
+
+    def is_gone(self, identity: Identity) -> bool:
+        """Whether nobody will answer for a key any more: its owner died, and a server that stops starts none again."""
+        return self._settling_only and not self.shards[shard_of(identity_hash(identity), len(self.shards))].reachable
 
     def close(self) -> None:
         """Take nothing new; what was taken is answered, and everyone who waits is answered at once."""

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from idemactor.config import DoorSection, ServerConfig, TcpAddress, parse_address
+from idemactor.config.model import WORKERS_MAX
 from idemactor.node import tls_of
-from idemactor.server.binding import SocketListener, bind_listeners
+from idemactor.server.binding import SocketListener, bind_listeners, remove_worker_files, worker_file
 from idemactor.server.http_guard import ALPN_PROTOCOLS
 from idemactor.server.shard_map import ShardMap
 
@@ -96,6 +97,8 @@ def _bind(
     door = Door([], [])
     undo.callback(door.close)
     door.common.extend(bind_listeners(section.bind, tls))
+    if direct:
+        remove_worker_files(section.bind, range(workers, WORKERS_MAX))
     for worker in range(workers):
         door.direct.append(bind_listeners(_direct(section.bind, worker) if direct else (), tls))
     return door
@@ -108,5 +111,5 @@ def _direct(addresses: Sequence[str], worker: int) -> list[str]:
         if isinstance(parse_address(text), TcpAddress):
             direct.append(f"{text.rpartition(':')[0]}:0")
         else:
-            direct.append(f"{text}.{worker}")
+            direct.append(worker_file(text, worker))
     return direct

@@ -17,11 +17,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, NoReturn
 
 from idemactor.config import ServerConfig
 from idemactor.node import DRAIN_SECONDS_MAX, ready_line
 from idemactor.observability import logs
+from idemactor.server.stop import STOP_SIGNALS, ignore_from_now_on
 from idemactor.shard.backoff import Backoff
 from idemactor.storage.directory import DataDirectory
 from idemactor.supervisor.doors import bound
@@ -35,8 +36,14 @@ STOP_SECONDS_MAX: Final = DRAIN_SECONDS_MAX + 5.0
 STEADY_MS: Final = 10_000
 """A worker that lived for so long is started again at once when it dies; another after a while that doubles."""
 
-_STOP: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+TOGETHER_SECONDS: Final = 0.2
+"""A signal that is sent to all processes of a server reaches all of them within this time, whichever is the first; and
+what was killed before we were told to stop has ended by then."""
+
 _SIGNALS_MAX: Final = 4_096
+_TOLD: Final = (0, -signal.SIGTERM)
+"""Exit codes of a child that was told to stop; the second, of one that served nobody yet."""
+
 _MS_PER_S: Final = 1_000
 _log = logging.getLogger(__name__)
 
@@ -107,7 +114,7 @@ def _signals() -> Iterator[int]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
-    handled = (*_STOP, signal.SIGCHLD)
+    handled = (*STOP_SIGNALS, signal.SIGCHLD)
     before = {number: signal.signal(number, lambda *_: None) for number in handled}
     old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
@@ -115,7 +122,8 @@ def _signals() -> Iterator[int]:
     finally:
         signal.set_wakeup_fd(old)
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, handler)
         os.close(reading)
         os.close(writing)
 
@@ -163,7 +171,7 @@ class _Supervisor:
         while (code := self._reaped(child)) is None:
             self._sleep(None)
         if code != 0:
-            raise _Ended(code)
+            self._give_up(code)
         return Epoch.from_bytes(said)
 
     def start(self, given: Inheritance) -> None:
@@ -180,7 +188,7 @@ class _Supervisor:
                 self._hear(worker)
                 code = self._reaped(worker.child)
                 if code is not None:
-                    raise _Ended(code or EXIT_FAILED)
+                    self._give_up(code)
 
     def watch(self, given: Inheritance) -> int:
         """Start again what dies, until a signal says to stop, and then stop it all; returns the exit code."""
@@ -194,20 +202,29 @@ class _Supervisor:
                         self._start_worker(worker, given)
         return self._stop(given)
 
+    def _give_up(self, code: int) -> NoReturn:
+        """A child ended that was needed to go on; where it was told to stop, we may be told as well."""
+        end = time.monotonic() + TOGETHER_SECONDS
+        while code in _TOLD and time.monotonic() < end:
+            self._sleep(end - time.monotonic())
+        raise _Ended(code or EXIT_FAILED)
+
     def _stop(self, given: Inheritance) -> int:
-        self._stopping = True
         logs.log_event(_log, logging.INFO, "draining")
         given.doors.close()
         for child in self._children:
             child.signal(signal.SIGTERM)
-        end = time.monotonic() + STOP_SECONDS_MAX
-        codes = []
+        begun = time.monotonic()
+        end, failed = begun + STOP_SECONDS_MAX, False
         while self._children and time.monotonic() < end:
-            codes += [code for child in list(self._children) if (code := self._reaped(child)) is not None]
+            codes = [code for child in list(self._children) if (code := self._reaped(child)) is not None]
+            # Who was killed before it was told has failed as a worker; the others have stopped as they should.
+            before = time.monotonic() - begun < TOGETHER_SECONDS
+            failed |= any(code not in _TOLD and not (before and code < 0) for code in codes)
             if self._children:
                 self._sleep(end - time.monotonic())
         logs.log_event(_log, logging.INFO, "stopped")
-        return EXIT_FAILED if self._children or any(codes) else 0
+        return EXIT_FAILED if self._children or failed else 0
 
     def kill(self) -> None:
         """End what is left, at once."""
@@ -280,7 +297,9 @@ class _Supervisor:
         select.select([self._signals, *talking], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             came = os.read(self._signals, _SIGNALS_MAX)
-            if not self._stopping and any(number in came for number in _STOP):
+            if not self._stopping and any(number in came for number in STOP_SIGNALS):
+                self._stopping = True
+                ignore_from_now_on()
                 raise _Stopped
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from idemactor.errors import StartError, messages_of
+from idemactor.server.stop import STOP_SIGNALS
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -76,15 +77,19 @@ def start_child(work: Callable[[Callable[[bytes], None]], None]) -> Child:
     """
     news, told = os.pipe()
     parent = os.getpid()
+    # What tells the copy to stop waits until the copy would: at first it has its parent's handlers, which do nothing.
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         pid = os.fork()
+        if pid == 0:
+            os.close(news)
+            _live(work, told, parent)
     except OSError:
         os.close(news)
         os.close(told)
         raise
-    if pid == 0:
-        os.close(news)
-        _live(work, told, parent)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
     os.close(told)
     os.set_blocking(news, False)
     return Child(pid, news)
@@ -135,3 +140,4 @@ def _take_signals_anew() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

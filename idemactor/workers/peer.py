@@ -69,6 +69,7 @@ class Peer:
         self._writer: trio.lowlevel.Task | None = None
         self._outbox: Outbox | None = None
         self._talk: _Talk | None = None
+        self._latest: _Talk | None = None
         self._changed = trio.Event()
         self._settled = False
         self._questions: dict[int, trio.MemorySendChannel[str]] = {}
@@ -110,7 +111,8 @@ class Peer:
 
     async def settled(self) -> None:
         """Wait until the other has said that its proxy has nothing under way, or is gone."""
-        while self._outbox is not None and not self._settled:
+        # A connection is no sign of life: the listening socket of a dead worker takes them for the one to come.
+        while self.up.is_set() and not self._settled:
             self._changed = trio.Event()
             await self._changed.wait()
 
@@ -135,21 +137,27 @@ class Peer:
     async def converse(self, stream: trio.SocketStream, router: Router, lane: Lane, preread: bytes = b"") -> None:
         """Serve a connection to its end; one that is still there, of a worker that is dead by now, ends first.
 
+        Of several that wait for that, the latest is served; the others are closed.
+
         Args:
             stream: Is closed in the end.
             router: This worker's.
             lane: Reads the connection.
             preread: What was read of it already.
         """
-        if self._talk is not None:
-            self._talk.scope.cancel()
-            await self._talk.over.wait()
-        self._talk = talk = _Talk()
+        self._latest = talk = _Talk()
         try:
-            with talk.scope:
-                await self._serve(stream, router, lane, talk, preread)
+            # Several may wait here at once; were two to go on, the one that ends would take the other's outbox away.
+            while self._talk is not None:
+                self._talk.scope.cancel()
+                await self._talk.over.wait()
+            if self._latest is talk:
+                self._talk = talk
+                with talk.scope:
+                    await self._serve(stream, router, lane, talk, preread)
         finally:
-            self._fall()
+            if self._talk is talk:
+                self._fall()
             await trio.aclose_forcefully(stream)
             talk.over.set()
             if self._talk is talk:

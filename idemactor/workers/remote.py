@@ -31,6 +31,10 @@ class RemoteShard:
     def in_memory(self) -> bool:
         return self._peer.up.is_set() and self._peer.standings.get(self.number, (0, False, False))[2]
 
+    @property
+    def reachable(self) -> bool:
+        return self._peer.up.is_set()
+
     def stop_waiting(self) -> None:
         """Nothing: its owner does."""
 

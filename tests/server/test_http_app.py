@@ -17,6 +17,7 @@ from trio.testing import MockClock
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.limits import BATCH_OPS_MAX, BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
 from idemactor.server.http_app import build_app
+from idemactor.server.operations import QUESTION_MS_MAX
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault
 from idemactor.wire.openapi_gateways import METHODS
@@ -676,6 +677,12 @@ async def test_a_shard_that_says_nothing(autojump_clock: MockClock) -> None:
         assert trio.current_time() - started == pytest.approx(1.0)
         metrics = (await client.get("/metrics")).body.decode()
         assert 'idemactor_shard_answers{shard="0"} 0.0' in metrics
+        for method, path in (("GET", "records"), ("GET", "incidents"), ("POST", "incidents/0-1/acknowledge")):
+            started = trio.current_time()
+            told = await (client.get(f"/v1/default/{path}") if method == "GET" else client.post(f"/v1/default/{path}"))
+            told.problem(503, "UNAVAILABLE")
+            assert int(told.headers["retry-after"]) >= 1
+            assert trio.current_time() - started == pytest.approx(QUESTION_MS_MAX / 1_000)
 
 
 async def test_a_bug_is_a_problem_too(monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock) -> None:

@@ -18,6 +18,7 @@ import trio
 import trio.testing
 
 from idemactor.errors import StartError
+from idemactor.server.binding import remove_worker_files, worker_file
 from idemactor.server.listeners import (
     ACCEPT_BACKOFF_MS,
     UNIX_SOCKET_MODE,
@@ -294,6 +295,18 @@ async def test_every_kind_of_address_is_served(tmp_path: Path) -> None:
     assert await serve_once(addresses, say_hello) == [b"hello"] * 4
 
 
+async def test_a_listener_that_is_closed_with_a_connection_in_its_queue_ends_its_loop(tmp_path: Path) -> None:
+    for address in ("127.0.0.1:0", f"unix:{tmp_path}/a.sock"):
+        (listener,) = bind_listeners([address])
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_listeners, [listener], say_hello)
+            client = await connect(listener.address)
+            listener.close()
+            await client.aclose()
+        with pytest.raises(trio.ClosedResourceError):
+            await listener.accept()
+
+
 async def test_bound_addresses_are_the_real_ones(tmp_path: Path) -> None:
     listeners = bind_listeners(["127.0.0.1:0", "[::1]:0", f"unix:{tmp_path}/a.sock", "localhost:0"])
     v4, v6, unix, name = (listener.address for listener in listeners)
@@ -329,6 +342,26 @@ async def test_stale_unix_socket_is_replaced_and_a_living_one_is_not(tmp_path: P
         bind_listeners([f"unix:{path}"])
     assert path.is_socket()
     listener.close()
+
+
+def test_what_workers_left_who_are_no_more_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/a.sock"
+    (alive,) = bind_listeners([worker_file(address, 3)])
+    for number in (1, 2, 4, 11):
+        with socket.socket(socket.AF_UNIX) as dead:
+            dead.bind(f"{tmp_path}/a.sock.{number}")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(f"{tmp_path}/b.sock.2")
+    (tmp_path / "a.sock.5").write_text("data")
+    remove_worker_files(["127.0.0.1:0", address, f"unix:{tmp_path}/none/c.sock"], range(2, 10))
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "a.sock.1",
+        "a.sock.11",
+        "a.sock.3",
+        "a.sock.5",
+        "b.sock.2",
+    ]
+    alive.close()
 
 
 async def test_file_in_the_way_of_a_unix_socket_stays(tmp_path: Path) -> None:

@@ -218,6 +218,13 @@ async def test_errors_are_strings(method: str, members: dict[str, Any], code: st
         assert await peer.call("ping") == {"result": "pong"}
 
 
+@pytest.mark.parametrize("method", ["ping", "shards", "policy"])
+async def test_a_member_that_nobody_knows_is_named(method: str, autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as server:
+        members = {"namespace": "default"} if method == "policy" else {}
+        assert "'nonsense'" in await server.connect().fail(method, **members, nonsense=1)
+
+
 async def test_a_full_namespace_and_an_unsettled_key_are_errors(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as server:
         peer = server.connect()

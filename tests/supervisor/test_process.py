@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 
 from idemactor.errors import StartError
+from idemactor.supervisor import process
 from idemactor.supervisor.process import EXIT_FAILED, EXIT_USAGE, start_child
 from tests.system.process import environment
 from tests.system.worker_server import is_alive
@@ -77,6 +78,17 @@ def test_a_child_obeys_sigterm_and_not_the_terminal() -> None:
         tell(b" never")
 
     assert end_of(work) == (b"up still", -signal.SIGTERM)
+
+
+def test_a_child_is_told_to_stop_however_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In the copy, before it takes signals anew: its handlers are still those of the parent, which only takes notes.
+    monkeypatch.setattr(process, "_die_with", lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        assert end_of(lambda tell: tell(b"never")) == (b"", -signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 PARENT = """

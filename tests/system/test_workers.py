@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import random
@@ -287,6 +288,21 @@ def test_unix_sockets_outlive_a_worker_and_not_the_server(home: Path) -> None:
         assert not any(file.exists() for file in files)
 
 
+def test_unix_sockets_of_workers_that_were_killed_go_with_the_next_start(home: Path) -> None:
+    server = Workers(home, 3, CONFIG, http=[f"unix:{home}/h.sock"], rpc=[f"unix:{home}/r.sock"])
+    try:
+        for workers in (3, 2, 1):
+            server.workers = workers
+            server.start()
+            expected = {f"{door}.sock{end}" for door in "hr" for end in ("", *(f".{n}" for n in range(workers)))}
+            if workers == 1:
+                expected = {"h.sock", "r.sock"}
+            assert {file.name for file in home.glob("*.sock*")} == expected
+            server.kill()
+    finally:
+        server.kill()
+
+
 # ----------------------------------------------------------------------------------------------------- life and death
 
 
@@ -304,6 +320,78 @@ def test_sigterm_answers_what_is_in_flight_and_ends_all(home: Path) -> None:
         assert not list(server.data_dir.glob("*.sock"))
         assert_calm(server)
         assert_clean(server.data_dir)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_sigterm_again_and_again_is_sigterm_once(home: Path, workers: int) -> None:
+    with Workers(home, workers, CONFIG) as server, server.rpc_client() as client, server.rpc_client() as waiter:
+        assert client.call("reserve", key="k")["result"] == "reserved"
+
+        def insist() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                while is_alive(server.pid):
+                    os.kill(server.pid, signal.SIGTERM)
+                    time.sleep(0.001)
+
+        told, _ = together([partial(waiter.call, "reserve", key="k", wait_ms=30_000), later(insist)])
+        assert told["result"] == "in_flight"
+        assert server.wait() == 0
+        assert_calm(server)
+        assert_clean(server.data_dir)
+
+
+@pytest.mark.parametrize("supervisor_first", [True, False])
+def test_sigterm_to_all_processes_is_sigterm_to_the_server(home: Path, supervisor_first: bool) -> None:
+    with Workers(home, 3, CONFIG) as server, server.rpc_clients() as clients:
+        assert clients[0].call("reserve", key="k")["result"] == "reserved"
+        pids = [server.pid, *server.pids] if supervisor_first else [*server.pids, server.pid]
+
+        def tell() -> None:
+            for pid in pids:
+                os.kill(pid, signal.SIGTERM)
+
+        waiting = [partial(client.call, "reserve", key="k", wait_ms=30_000) for client in clients]
+        *told, _ = together([*waiting, later(tell)])
+        assert [answer["result"] for answer in told] == ["in_flight"] * 3
+        assert server.wait() == 0
+        assert_clean(server.data_dir)
+
+
+def test_sigterm_while_a_worker_dies_and_comes_back_ends_all_at_once(home: Path) -> None:
+    server = Workers(home, 2, CONFIG)
+    for after_s in (0.0, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2):
+        with server.start():
+            server.kill_worker(1)
+            time.sleep(after_s)
+            begun = time.monotonic()
+            assert server.terminate() == 0, after_s
+            assert time.monotonic() - begun < 10, after_s
+    assert_clean(server.data_dir)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_while_connections_arrive_is_an_ordinary_end(home: Path, workers: int) -> None:
+    server, over = Workers(home, workers, CONFIG), threading.Event()
+
+    def knock() -> None:
+        while not over.is_set():
+            with contextlib.suppress(OSError, AssertionError):
+                connect(server.rpc).close()
+
+    threads = [threading.Thread(target=knock) for _ in range(4)]
+    with server:
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(5):
+                time.sleep(LATER_S)
+                assert server.terminate() == 0
+                server.start()
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        assert_calm(server)
 
 
 def test_the_death_of_the_supervisor_ends_its_workers_and_the_next_start_waits_for_that(home: Path) -> None:

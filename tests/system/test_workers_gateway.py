@@ -17,6 +17,8 @@ from tests.system.worker_server import Workers
 KEYS: Final = [f"busy-{number}" for number in range(12)]
 """Enough that every worker has some of its own and some of the others'."""
 APART_S: Final = 0.08
+ENDS_S: Final = 10
+"""What a stop takes at most; a third of the time that it may take."""
 
 
 def configured(home: Path, upstream: Upstream) -> Workers:
@@ -54,4 +56,21 @@ def test_sigterm_brings_what_is_under_way_to_its_end_whoever_owns_its_key(home: 
         assert [(one.body, one.replayed) for one in again] == [(OK, True)] * len(KEYS)
         assert len(upstream.requests) == len(KEYS)
         assert server.terminate() == 0
+    assert_clean(server.data_dir)
+
+
+def test_a_worker_that_dies_while_the_server_stops_does_not_hold_it_up(home: Path) -> None:
+    with Upstream(slow_s=1.5) as upstream, configured(home, upstream) as server:
+        proxied = Proxied(server, upstream)
+        with ThreadPoolExecutor(len(KEYS)) as pool:
+            for key in KEYS:
+                pool.submit(proxied.call, "/patient/slow", key)
+            eventually(lambda: len(upstream.requests) == len(KEYS))
+            server.signal(signal.SIGTERM)
+            time.sleep(0.5)
+            begun = time.monotonic()
+            server.kill_worker(1)
+            # What the dead one had in hand is lost, and that is said.
+            assert server.wait() == 1
+            assert time.monotonic() - begun < ENDS_S
     assert_clean(server.data_dir)

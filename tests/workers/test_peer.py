@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import socket
 from typing import Any
 
 import pytest
@@ -122,6 +123,30 @@ async def test_a_new_connection_takes_the_place_of_the_old_one() -> None:
         assert isinstance(await workers[0].one(Get(identity(HERE))), Unknown)
 
 
+async def test_of_connections_that_wait_for_one_to_end_the_latest_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    close, may_close = trio.aclose_forcefully, trio.Event()
+
+    async def close_late(stream: trio.abc.AsyncResource) -> None:
+        with trio.CancelScope(shield=True):
+            await may_close.wait()
+        await close(stream)
+
+    monkeypatch.setattr(trio, "aclose_forcefully", close_late)
+    async with running(2) as workers, trio.open_nursery() as nursery:
+        ours, theirs = socket.socketpair()
+        theirs.close()
+        # That of a worker which died as soon as it had connected, and that of the one that took its place.
+        dead = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+        nursery.start_soon(workers[0].peers[1].converse, dead, workers[0].router, workers[0].lane)
+        await settled()
+        nursery.start_soon(workers.connect, 0, 1)
+        await settled()
+        may_close.set()
+        await settled()
+        assert isinstance(await workers[0].one(reserve(THERE)), Reserved)
+        assert isinstance(await workers[1].one(reserve(HERE)), Reserved)
+
+
 async def test_more_open_calls_than_there_may_be_are_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outgoing, "OUTSTANDING_MAX", 3)
     async with running(2) as workers:
@@ -186,6 +211,47 @@ async def test_nobody_who_waits_behind_a_dead_connection_is_granted() -> None:
         await workers[1].one(Release(identity(THERE), held.token))
         fresh = await workers[1].one(reserve(THERE))
         assert isinstance(fresh, Reserved)
+
+
+async def test_a_worker_that_is_away_is_gone_once_the_server_stops() -> None:
+    async with running(2) as workers:
+        router = workers[0].router
+        assert not router.is_gone(identity(THERE))
+        talk = workers[0].peers[1]._talk
+        assert talk is not None
+        talk.scope.cancel()
+        await settled()
+        # It may come back.
+        assert not router.is_gone(identity(THERE))
+        router.settle_only()
+        assert router.is_gone(identity(THERE))
+        assert not router.is_gone(identity(HERE))
+        await workers.connect(0, 1)
+        assert not router.is_gone(identity(THERE))
+
+
+async def test_nobody_waits_for_the_proxy_of_a_worker_that_only_has_a_queue() -> None:
+    async with running(2) as workers, trio.open_nursery() as nursery:
+        lost = workers[0].peers[1]
+        settles = trio.Event()
+
+        async def wait() -> None:
+            await lost.settled()
+            settles.set()
+
+        nursery.start_soon(wait)
+        await settled()
+        assert not settles.is_set()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            queued = trio.SocketStream(trio.socket.from_stdlib_socket(ours))
+            nursery.start_soon(lost.converse, queued, workers[0].router, workers[0].lane)
+            with trio.fail_after(10):
+                await settles.wait()
+                await lost.settled()
+            await settled()
+            with trio.fail_after(10):
+                await lost.settled()
 
 
 async def test_questions_cross_and_a_shard_says_how_it_stands() -> None:

@@ -197,7 +197,10 @@ class Desk:
             rest_ms = min(2 * rest_ms, RETRY_MS_MAX)
 
     async def settle(self, ending: Ending, patience_ms: int) -> Answer | None:
-        """Tell how an attempt ended; None: nobody could be told within ``patience_ms``, and it is tried on."""
+        """Tell how an attempt ended; None: nobody could be told within ``patience_ms``, and it is tried on.
+
+        Whom nobody will reach any more is asked once.
+        """
         told = await self._tell(ending, trio.current_time() + patience_ms / _MS_PER_S)
         if told is None:
             self.later(ending)
@@ -262,7 +265,7 @@ class Desk:
                 _notice(ending, answer)
                 return answer
             left_s = until - trio.current_time()
-            if left_s <= 0:
+            if left_s <= 0 or self._router.is_gone(ending.identity):
                 return None
             await trio.sleep(min(rest_ms / _MS_PER_S, left_s))
             rest_ms = min(2 * rest_ms, RETRY_MS_MAX)
