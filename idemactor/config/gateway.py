@@ -15,7 +15,7 @@ from idemactor.core import limits
 from idemactor.core.fingerprint import parse_pointer
 from idemactor.core.policy import Policy
 from idemactor.gateway.proxy.attempt import order_id
-from idemactor.gateway.proxy.headers import HOP_BY_HOP, NEVER_REPLAYED, TrustedPeers
+from idemactor.gateway.proxy.headers import HOP_BY_HOP, NEVER_REPLAYED, TrustedPeers, plain_name
 from idemactor.gateway.proxy.limits import BODY_BYTES_MAX, CONCURRENT_MAX, HEADER_BYTES_MAX, ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, Origin, Route, RouteAuth, SuccessRule, parse_upstream
 from idemactor.gateway.proxy.verdict import means_same
@@ -226,7 +226,7 @@ def _free_field(*allowed: str) -> Kind[str]:
     def read(value: object) -> str:
         if _TOKEN.fullmatch(_text(value)) is None:
             raise ValueError
-        plain = _text(value).lower().replace("_", "-")
+        plain = plain_name(_text(value))
         if plain not in allowed and (plain in HOP_BY_HOP or _TAKEN.fullmatch(plain) is not None):
             raise ValueError("it has another meaning already, and the request would lose that")
         return _text(value)
