@@ -213,12 +213,12 @@ def _acquire(
         return _grant(entry, None, tombstone, command, policy, now, fresh)
     match record.state:
         case State.PENDING:
-            reply = _first_answer(record, command) or _in_flight(record, now)
+            reply = _first_answer(record, command) or in_flight(record, now)
         case State.LAPSED | State.DOUBTED:
             if _may_take_over(record, policy, now):
                 decision = _grant(entry, record, tombstone, command, policy, now, fresh)
                 return replace(decision, rule_changed=rule_changed)
-            reply = _in_doubt(record)
+            reply = in_doubt(record)
         case State.COMMITTED:
             reply = _first_answer(record, command) or _completed(record, command, policy)
         case _:
@@ -404,7 +404,7 @@ def _extend(
     if record.token != command.token:
         return Decision(Stale(record.attempt))
     if record.state is State.DOUBTED:
-        return Decision(_in_doubt(record))
+        return Decision(in_doubt(record))
     # A maximum that was lowered meanwhile takes back nothing that was granted under the old one.
     furthest = max(record.reserved_at + policy.lease_total_max_ms, _known(record.lease_expires_at))
     lease_end = min(now + command.lease_ms, furthest)
@@ -447,7 +447,7 @@ def _resolve(
         return Decision(Unknown())
     match record.state:
         case State.PENDING:
-            return Decision(_in_flight(record, now))
+            return Decision(in_flight(record, now))
         case State.COMMITTED if frees:
             return Decision(_already_committed(record))
         case State.COMMITTED:
@@ -558,12 +558,14 @@ def _completed(record: Record, command: Reserve | Accept, policy: Policy) -> Com
     )
 
 
-def _in_flight(record: Record, now: int) -> InFlight:
+def in_flight(record: Record, now: int) -> InFlight:
+    """What is told of a pending record whose lease runs."""
     end = _known(record.lease_expires_at)
     return InFlight(record.attempt, record.holder, record.reserved_at, end, max(1, end - now))
 
 
-def _in_doubt(record: Record) -> InDoubt:
+def in_doubt(record: Record) -> InDoubt:
+    """What is told of a record in doubt."""
     return InDoubt(
         attempt=record.attempt,
         operation_id=record.operation_id,

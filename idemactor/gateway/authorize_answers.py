@@ -19,6 +19,7 @@ import re
 from typing import Final, assert_never
 
 from idemactor.core.commands import Accept
+from idemactor.core.decide import in_doubt, in_flight
 from idemactor.core.record import Outcome, Record, State
 from idemactor.core.replies import (
     Accepted,
@@ -97,7 +98,10 @@ def refusal_told(answer: Answer, command: Accept, answers: Answers, question: Qu
 
 def error_told(error: RequestError, path: str, answers: Answers, question: Question | None) -> Told:
     """A refusal of what never reached the state table."""
-    return _marked(refused(error, path, _fitted(_status(error.code, answers), question)), _word(error.code))
+    return _marked(
+        refused(error, path, _fitted(_status(error.code, answers), question)),
+        _word(error.code),
+    )
 
 
 def verdict_code(word: str) -> Code | None:
@@ -114,17 +118,9 @@ def verdict_of_record(record: Record, word: str, now_ms: int) -> Completed | InF
             rejected = word != _COMPLETED
             return Completed(record.operation_id, record.committed_at, record.expires_at, record.outcome, rejected)
         case State.PENDING:
-            left_ms = max(1, _lease_end(record) - now_ms)
-            return InFlight(record.attempt, record.holder, record.reserved_at, _lease_end(record), left_ms)
+            return in_flight(record, now_ms)
         case State.LAPSED | State.DOUBTED:
-            return InDoubt(
-                record.attempt,
-                record.operation_id,
-                record.holder,
-                record.reserved_at,
-                _lease_end(record),
-                record.reason,
-            )
+            return in_doubt(record)
         case _:
             assert_never(record.state)
 
@@ -204,21 +200,8 @@ def _fitted(status: int, question: Question | None) -> int:
 
 
 def _status(code: Code, answers: Answers) -> int:
-    """How this sender is told a refusal with this code."""
-    own = {
-        Code.IN_FLIGHT: answers.in_flight,
-        Code.IN_DOUBT: answers.in_doubt,
-        Code.MISMATCH: answers.mismatch,
-        Code.OVERLOADED: answers.unavailable,
-        Code.UNAVAILABLE: answers.unavailable,
-    }
-    return own.get(code, http_status_of_code(code))
+    return answers.status_of(code) or http_status_of_code(code)
 
 
 def _word(code: Code) -> str:
     return code.removeprefix("IDEMPOTENCY_").lower()
-
-
-def _lease_end(record: Record) -> int:
-    assert record.lease_expires_at is not None
-    return record.lease_expires_at

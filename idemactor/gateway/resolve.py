@@ -53,13 +53,18 @@ class NoKey(InvalidRequest):
     """Nothing in the request names an operation: no part of an id is there, and the source derives none."""
 
 
-def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
+def _nobody(_source: str) -> None:
+    """Is told nothing."""
+
+
+def resolve(source: Source, request: RawRequest, *, now_ms: int, forged: Callable[[str], None] = _nobody) -> Resolved:
     """The key of ``request`` and what it stands for.
 
     Args:
         source: Whose request it is.
         request: As it came.
         now_ms: The time, milliseconds since the epoch: for timestamps of signatures and for minutes.
+        forged: Is told the source of a request that is not its sender's.
 
     Raises:
         InvalidRequest: What is required is missing or malformed; ``field`` names it as the source does.
@@ -67,27 +72,24 @@ def resolve(source: Source, request: RawRequest, *, now_ms: int) -> Resolved:
         Unauthorized: The sender has not proved who it is.
     """
     if source.verify is not None:
-        check_signature(source.verify, request, now_ms=now_ms)
+        try:
+            check_signature(source.verify, request, now_ms=now_ms)
+        except Unauthorized:
+            forged(source.name)
+            raise
     return _Resolving(source, request, now_ms).resolved()
 
 
 def resolver_of(
-    sources: Mapping[str, Source], now_ms: Callable[[], int], forged: Callable[[str], None] = lambda _: None
+    sources: Mapping[str, Source], now_ms: Callable[[], int], forged: Callable[[str], None] = _nobody
 ) -> Resolver:
-    """Finds keys by the names of ``sources``, at the time that ``now_ms`` tells.
-
-    ``forged`` is told the source of every request that is not its sender's.
-    """
+    """Finds keys by the names of ``sources``, at the time that ``now_ms`` tells; ``forged`` as in ``resolve``."""
 
     def find(name: str, request: RawRequest) -> Resolved:
         source = sources.get(name)
         if source is None:
             raise InvalidRequest("there is no such source", field="source")
-        try:
-            return resolve(source, request, now_ms=now_ms())
-        except Unauthorized:
-            forged(name)
-            raise
+        return resolve(source, request, now_ms=now_ms(), forged=forged)
 
     return find
 

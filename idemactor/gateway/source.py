@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from idemactor.errors import Code
 from idemactor.gateway.normalise import Normaliser
 from idemactor.gateway.plan import InvalidSource, Plan, plan_of
 from idemactor.gateway.refs import Place
@@ -30,6 +31,20 @@ class Answers:
     in_doubt: int = 409
     mismatch: int = 422
     unavailable: int = 503
+
+    def status_of(self, code: Code) -> int | None:
+        """How a refusal with this code is told; None: the sender has no say in it."""
+        match code:
+            case Code.IN_FLIGHT:
+                return self.in_flight
+            case Code.IN_DOUBT:
+                return self.in_doubt
+            case Code.MISMATCH:
+                return self.mismatch
+            case Code.OVERLOADED | Code.UNAVAILABLE:
+                return self.unavailable
+            case _:
+                return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.limits import BODY_BYTES_MAX
 from idemactor.core.replies import Accepted, Found, Unknown
-from idemactor.errors import InvalidRequest, RequestError, Unauthorized
+from idemactor.errors import InvalidRequest, RequestError
 from idemactor.gateway.authorize import (
     AUTHORIZATION_HEADER,
     REQUEST_ID_HEADER,
@@ -155,11 +155,7 @@ async def _original(context: ServerContext, request: Request, asked: _Asked) -> 
 def _accept(context: ServerContext, asked: _Asked, original: RawRequest, headers: Headers) -> Accept:
     request_id = request_id_of(headers.getlist(REQUEST_ID_HEADER))
     check_not_joined(asked.source, asked.question, original)
-    try:
-        resolved = _resolved(asked.source, original, context.now_ms())
-    except Unauthorized:
-        context.observer.forged(asked.source.name)
-        raise
+    resolved = _resolved(context, asked.source, original)
     fingerprint = resolved.fingerprint
     window_ms, ttl_ms = resolved.memory(asked.scope.policy.ttl_ms)
     if not original.body:
@@ -176,7 +172,7 @@ def _accept(context: ServerContext, asked: _Asked, original: RawRequest, headers
     )
 
 
-def _resolved(source: Source, original: RawRequest, now_ms: int) -> Resolved:
+def _resolved(context: ServerContext, source: Source, original: RawRequest) -> Resolved:
     """The key of the request.
 
     Raises:
@@ -185,7 +181,8 @@ def _resolved(source: Source, original: RawRequest, now_ms: int) -> Resolved:
     if not original.body and (why := needs_body(source, derived=False)) is not None:
         raise no_body(source, why)
     try:
-        resolved = resolve(source if original.body else bodiless(source), original, now_ms=now_ms)
+        read_as = source if original.body else bodiless(source)
+        resolved = resolve(read_as, original, now_ms=context.now_ms(), forged=context.observer.forged)
     except InvalidRequest as error:
         if original.body or not reads_body(source):
             raise

@@ -56,7 +56,7 @@ class AlarmClock:
     async def take_due(self, now: int, limit: int) -> list[Identity]:
         """Take the keys whose alarm is due, at most ``limit``, and the broom until ``step_over``.
 
-        None where the disk cannot say, during a back-off, and while another shard has the broom.
+        There are none where the disk cannot say, during a back-off, and while another shard has the broom.
         """
         due_at = self.next_at(now)
         if due_at is None or due_at > now or not self._take_broom():

@@ -8,7 +8,7 @@ from typing import Final
 
 from idemactor.core.commands import Reserve
 from idemactor.core.record import Outcome
-from idemactor.core.replies import Completed, InDoubt, InFlight, Mismatch, Overloaded, Unavailable
+from idemactor.core.replies import Completed
 from idemactor.errors import Code, RequestError
 from idemactor.gateway.proxy.headers import REPLAYED_MARK, Pairs, sendable
 from idemactor.gateway.source import Answers
@@ -65,27 +65,12 @@ def refusal(answer: Answer, command: Reserve, told_as: Answers) -> Whole:
     """The answer to a request that may not go on, by the status that its source wants to hear."""
     refused_as = refusal_of(answer)
     assert refused_as is not None
-    status = _status(answer, told_as) or refused_as.status
+    status = told_as.status_of(refused_as.code) or refused_as.status
     members = body_of(answer, command, operator=False, dialect=Dialect.JSON)
     body = problem(status, refused_as.code, detail_of(answer), title=refused_as.title, members=members)
     retry_s = retry_after_s(answer)
     more = () if retry_s is None else (("Retry-After", str(retry_s)),)
     return _whole(told(body, status, MEDIA_TYPE), *more)
-
-
-def _status(answer: Answer, told_as: Answers) -> int | None:
-    """None: the source has no say in it."""
-    match answer:
-        case InFlight():
-            return told_as.in_flight
-        case InDoubt():
-            return told_as.in_doubt
-        case Mismatch():
-            return told_as.mismatch
-        case Overloaded() | Unavailable():
-            return told_as.unavailable
-        case _:
-            return None
 
 
 def not_sent(detail: str) -> Whole:

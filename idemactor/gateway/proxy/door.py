@@ -24,7 +24,7 @@ from idemactor.gateway.proxy.methods import check_method
 from idemactor.gateway.proxy.routes import AmbiguousPath, Origin, Route, RouteAuth, Routes
 from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.request import RawRequest
-from idemactor.gateway.resolve import NoKey, Resolved, Unauthorized, resolve
+from idemactor.gateway.resolve import NoKey, Resolved, resolve
 from idemactor.gateway.source import Source
 from idemactor.observability.logs import log_event
 from idemactor.server.auth import unauthenticated
@@ -219,10 +219,9 @@ class ProxyDoor:
         if request.method not in route.methods:
             return None
         try:
-            return resolve(self._sources[route.source], request, now_ms=self._context.now_ms())
-        except Unauthorized:
-            self._context.observer.forged(route.source)
-            raise
+            context = self._context
+            source, now_ms = self._sources[route.source], context.now_ms()
+            return resolve(source, request, now_ms=now_ms, forged=context.observer.forged)
         except NoKey:
             if route.require_key:
                 raise
