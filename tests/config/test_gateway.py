@@ -238,7 +238,7 @@ NOT_OF_ITS_OWN = [
         "Idempotency-Attempt",
     ),
     *("Idempotency-Takeover", "Idempotency-Unprotected", "Idempotent-Replayed", "X-Forwarded-For", "X-Forwarded-Proto"),
-    *("X_Forwarded_Host", "Forwarded", "X-Real-IP", "Cookie", "Accept-Encoding", "Date"),
+    *("X_Forwarded_Host", "content.length", "Forwarded", "X-Real-IP", "Cookie", "Accept-Encoding", "Date"),
 ]
 
 
