@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 
+from idemactor.core.delivery import Intent, NewEvent
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.policy import OnDuplicate
@@ -49,21 +50,29 @@ class Accept:
 
 @slotted
 class Commit:
-    """The effect happened; ``token`` proves whose attempt it was."""
+    """The effect happened; ``token`` proves whose attempt it was.
+
+    Attributes:
+        events: What enters the outbox together with the outcome.
+        failed: Of a dispatched operation: it is settled, and definitely did not happen.
+    """
 
     identity: Identity
     token: int
     outcome: Outcome | None = None
     ttl_ms: int | None = None
+    events: tuple[NewEvent, ...] = ()
+    failed: bool = False
 
 
 @slotted
 class Release:
-    """The effect did not happen: free the key."""
+    """The effect did not happen: free the key. ``failed``: of a dispatched operation, its destination refused it."""
 
     identity: Identity
     token: int
     reason: str | None = None
+    failed: bool = False
 
 
 @slotted
@@ -109,4 +118,100 @@ class Forget:
     force: bool = False
 
 
-Command = Reserve | Accept | Commit | Release | Extend | Doubt | Resolve | Get | Forget
+@slotted
+class Dispatch:
+    """Keep an intent and see to it that it is delivered. Times in milliseconds; None means the namespace's setting.
+
+    Attributes:
+        order_key: Intents of one are delivered strictly one after the other.
+        not_before: When it may first be sent, milliseconds since the epoch.
+        expires_in_ms: How long from now it is worth sending.
+    """
+
+    identity: Identity
+    intent: Intent
+    fingerprint: Fingerprint | None = None
+    order_key: str | None = None
+    not_before: int | None = None
+    expires_in_ms: int | None = None
+    ttl_ms: int | None = None
+
+
+@slotted
+class Claim:
+    """Take a dispatched operation that is due, to deliver it: its next attempt. A shard gives itself this one."""
+
+    identity: Identity
+    operation_id: str
+    lease_ms: int
+    holder: str
+
+
+@slotted
+class Postpone:
+    """The attempt ended, and the operation is to be tried again.
+
+    Attributes:
+        due_at: When, milliseconds since the epoch.
+        perhaps_sent: Whether this attempt may have had its effect.
+    """
+
+    identity: Identity
+    token: int
+    due_at: int
+    perhaps_sent: bool
+    reason: str | None = None
+
+
+@slotted
+class Cancel:
+    """Take back an intent of which nothing was sent."""
+
+    identity: Identity
+    operation_id: str
+
+
+@slotted
+class Watch:
+    """Look at a dispatched operation, and wait for its end at most ``wait_ms``."""
+
+    identity: Identity
+    operation_id: str
+    wait_ms: int = 0
+
+
+@slotted
+class AckEvent:
+    """Whoever fetched the event ``seq`` of this key has dealt with it."""
+
+    identity: Identity
+    seq: int
+
+
+@slotted
+class NackEvent:
+    """Whoever fetched the event ``seq`` of this key could not deal with it: it is shown again from ``due_at`` on."""
+
+    identity: Identity
+    seq: int
+    due_at: int
+
+
+Command = (
+    Reserve
+    | Accept
+    | Commit
+    | Release
+    | Extend
+    | Doubt
+    | Resolve
+    | Get
+    | Forget
+    | Dispatch
+    | Claim
+    | Postpone
+    | Cancel
+    | Watch
+    | AckEvent
+    | NackEvent
+)

@@ -54,3 +54,21 @@ EARLIER_TOKENS_MAX: Final = 16
 LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1_000
 RETRY_AFTER_S_MAX: Final = 5
+
+ORDER_KEY_CHARS_MAX: Final = 256
+HORIZON_MS_DEFAULT: Final = DAY_MS
+"""How long an intent is tried at most, unless the namespace says otherwise."""
+HORIZON_MS_MAX: Final = 400 * DAY_MS
+INTENT_BYTES_DEFAULT: Final = 262_144
+INTENT_BYTES_MAX: Final = 1_048_576
+INTENT_HEADERS_MAX: Final = 64
+EVENTS_PER_COMMIT_MAX: Final = 100
+EVENTS_BYTES_MAX: Final = 1_048_576
+"""The bodies and headers of one commit's events together, bytes."""
+OUTBOX_ENTRIES_MAX: Final = 2_000_000
+"""What may wait in one shard's outbox: each takes about 250 bytes of memory."""
+POLL_MAX: Final = 1_000
+"""The most entries that one poll takes."""
+POLL_BYTES_MAX: Final = 1_048_576
+"""A poll stops taking once what it took is as large, in bytes of bodies; the first entry always fits."""
+VISIBILITY_MS_DEFAULT: Final = 30_000

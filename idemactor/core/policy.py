@@ -38,6 +38,24 @@ class OnUnavailable(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class DispatchPolicy:
+    """What the state table has to know of a namespace's destination.
+
+    Attributes:
+        pushed: Whether the relay delivers intents; else services fetch them.
+        recognised: Whether the destination recognises an operation's id, so that sending it again is safe. Who fetches
+            work must.
+        horizon_ms: How long after it was accepted an intent is tried at most.
+        intent_max_bytes: The largest intent.
+    """
+
+    pushed: bool = False
+    recognised: bool = True
+    horizon_ms: int = limits.HORIZON_MS_DEFAULT
+    intent_max_bytes: int = limits.INTENT_BYTES_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
     """The settings of one namespace; times in milliseconds, sizes in bytes."""
 
@@ -53,3 +71,4 @@ class Policy:
     lease_total_max_ms: int = limits.LEASE_MS_MAX
     unavailable_after_ms: int = limits.UNAVAILABLE_AFTER_MS_DEFAULT
     fingerprint: FingerprintRule = field(default_factory=FingerprintRule)
+    dispatch: DispatchPolicy = field(default_factory=DispatchPolicy)

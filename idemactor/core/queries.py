@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, get_args
 
+from idemactor.core.delivery import Event, Intent, Kind
+from idemactor.core.keys import Identity
 from idemactor.core.record import Incident, Record
 from idemactor.core.tally import Tally, TallyKey
 
@@ -46,7 +48,58 @@ class Inspect:
     """What only the shard's file knows, for the metrics."""
 
 
-Query = ListRecords | ListIncidents | Acknowledge | Inspect
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """An entry of the outbox that has an order to keep: its place in the line of its ``order_key``."""
+
+    tenant: str
+    kind: Kind
+    order_key: str
+    seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Take:
+    """Claim what is due in a shard's outbox, to deliver it.
+
+    What has an order to keep is claimed only where ``turns`` names it: the caller has found out from all shards that
+    nothing stands before it (``Heads``).
+
+    Attributes:
+        tenant: Whose; None: everybody's, in turn.
+        kinds: Which ones.
+        max: At most so many.
+        lease_ms: How long the taker may be at it before it is shown to somebody else.
+        holder: Who takes, for people.
+    """
+
+    namespace: str
+    tenant: str | None
+    kinds: tuple[Kind, ...]
+    max: int
+    lease_ms: int
+    holder: str
+    turns: tuple[Turn, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Which of ``turns`` have something before them in this shard's lines?"""
+
+    namespace: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FindOperation:
+    """Whether this shard has the dispatched operation of that id, and under which key."""
+
+    tenant: str
+    namespace: str
+    operation_id: str
+
+
+Query = ListRecords | ListIncidents | Acknowledge | Inspect | Take | Heads | FindOperation
 
 QUERIES: Final = frozenset(get_args(Query))
 """Their types: every command is asked whether it is one."""
@@ -103,6 +156,87 @@ class Inspected:
     oldest_pending_at: int | None
     alarm_backlog: int
     waiting: int
+    outbox: tuple[OutboxCount, ...] = ()
 
 
-Finding = RecordsPage | IncidentsPage | Acknowledged | NoSuchIncident | Inspected
+@dataclass(frozen=True, slots=True)
+class OutboxCount:
+    """What of a tenant's waits in a shard's outbox, what is being delivered and what blocks its line in doubt included.
+
+    Attributes:
+        entries: How many.
+        oldest_at: When the oldest of them was accepted, milliseconds since the epoch.
+    """
+
+    tenant: str
+    namespace: str
+    kind: Kind
+    entries: int
+    oldest_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakenIntent:
+    """An intent to be delivered by whoever took it.
+
+    Attributes:
+        token: The attempt's fencing token: what became of it is told with this.
+        perhaps_sent: Whether an earlier attempt may have reached the destination.
+    """
+
+    identity: Identity
+    operation_id: str
+    token: int
+    attempt: int
+    accepted_at: int
+    lease_expires_at: int
+    deliver_until: int
+    perhaps_sent: bool
+    order_key: str | None
+    seq: int
+    intent: Intent
+
+
+@dataclass(frozen=True, slots=True)
+class TakenEvent:
+    """An event shown to whoever took it, until ``lease_expires_at``; ``attempt`` counts since the shard was loaded."""
+
+    event: Event
+    attempt: int
+    lease_expires_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What was claimed.
+
+    Attributes:
+        intents: In order of ``seq``.
+        events: In order of ``seq``.
+        heads: What is due, heads its line in this shard, and was not named in the question's ``turns``.
+        next_at: When something else will be due, milliseconds since the epoch; None: nothing that waits for time alone.
+        more: Whether something else is due already.
+    """
+
+    intents: tuple[TakenIntent, ...]
+    events: tuple[TakenEvent, ...]
+    heads: tuple[Turn, ...]
+    next_at: int | None
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """Those turns that have something before them."""
+
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OperationAt:
+    """The key of the operation that was looked for; None: this shard has none."""
+
+    identity: Identity | None
+
+
+Finding = RecordsPage | IncidentsPage | Acknowledged | NoSuchIncident | Inspected | Taken | Behind | OperationAt

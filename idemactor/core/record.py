@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 
+from idemactor.core.delivery import Delivery, Ending
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.values import slotted
@@ -63,16 +64,18 @@ class Record:
 
     Attributes:
         state: PENDING may already have lapsed: time decides, see ``decide.at``.
-        attempt: From 1; a takeover adds 1.
+        attempt: From 1; a takeover adds 1. 0: dispatched, and nobody has tried yet.
         token: The fencing token of the latest attempt.
         request_id: The caller's name for the acquisition of the latest attempt. Never revealed.
         operation_id: UUIDv7, the same for every attempt.
-        lease_expires_at: The end of the latest attempt's lease; it is kept while in doubt, None once committed.
+        lease_expires_at: The end of the latest attempt's lease; it is kept while in doubt, None once committed, and
+            while a dispatched operation waits for its turn.
         ttl_ms: What reserve asked for; None: the namespace's.
         window_ms: What reserve asked for; counts from ``first_seen_at``.
         unresolved_expires_at: When a lapsed record may be given up; None: never.
         accepted: Committed by ``accept``, which then repeats its own answer.
         earlier: Tokens of earlier attempts, the latest last.
+        delivery: The order to deliver its intent; None: its callers do the work themselves.
     """
 
     state: State
@@ -95,6 +98,7 @@ class Record:
     reason: str | None = None
     outcome: Outcome | None = None
     earlier: tuple[EarlierToken, ...] = ()
+    delivery: Delivery | None = None
 
     @property
     def takeover(self) -> bool:
@@ -104,13 +108,18 @@ class Record:
 
 @slotted
 class Tombstone:
-    """What the latest released attempt left: it recognises late repeats of that attempt's calls."""
+    """What the latest released attempt left: it recognises late repeats of that attempt's calls.
+
+    Attributes:
+        ending: How it ended, where it was dispatched.
+    """
 
     token: int
     request_id: str | None
     operation_id: str
     expires_at: int
     reported: bool = False
+    ending: Ending | None = None
 
 
 @slotted

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from idemactor.core.delivery import OperationState
 from idemactor.core.record import Outcome, Record
 from idemactor.core.values import slotted
 
@@ -52,12 +53,12 @@ class Completed:
 
 @slotted
 class InFlight:
-    """Somebody else holds the key."""
+    """Somebody else holds the key; without an end of a lease it is dispatched, and waits to be delivered."""
 
     attempt: int
     holder: str | None
     reserved_at: int
-    lease_expires_at: int
+    lease_expires_at: int | None
     retry_after_ms: int
 
 
@@ -156,10 +157,106 @@ class Unsettled:
 
 
 @slotted
+class Dispatched:
+    """The intent is kept, and will be delivered; ``state`` is the present one."""
+
+    operation_id: str
+    state: OperationState
+    repeated: bool
+
+
+@slotted
+class Claimed:
+    """This attempt delivers the operation."""
+
+    token: int
+    attempt: int
+    lease_expires_at: int
+
+
+@slotted
+class NotDue:
+    """The operation is not to be delivered now: it was, somebody is at it, or it is in doubt."""
+
+
+@slotted
+class Postponed:
+    """The operation is tried again at ``due_at``, unless its time is over before."""
+
+    due_at: int
+
+
+@slotted
+class Cancelled:
+    """Nothing was sent, and nothing will be; the key is free."""
+
+    repeated: bool
+
+
+@slotted
+class Uncancellable:
+    """Something was sent, or it has ended: ``state`` says how it stands."""
+
+    state: OperationState
+
+
+@slotted
+class Watched:
+    """How a dispatched operation stands.
+
+    Attributes:
+        attempt: The latest, 0 where nobody has tried yet.
+        accepted_at: When its intent was accepted.
+        next_at: When it is tried next; None: it is not, or somebody is at it.
+        lease_expires_at: Until when the present attempt may take; None: nobody is at it.
+        deliver_until: From then on nothing is sent any more.
+        ended_at: When it ended; None: it has not, or the key was freed.
+        expires_at: Until when its outcome is kept; None: it has not ended.
+        reason: What the latest attempt came to, for people.
+        outcome: What the destination answered, where it ended with an answer.
+    """
+
+    key: str
+    operation_id: str
+    state: OperationState
+    attempt: int | None = None
+    accepted_at: int | None = None
+    next_at: int | None = None
+    lease_expires_at: int | None = None
+    deliver_until: int | None = None
+    ended_at: int | None = None
+    expires_at: int | None = None
+    order_key: str | None = None
+    reason: str | None = None
+    outcome: Outcome | None = None
+
+
+@slotted
+class Acked:
+    """The event is dealt with, and no longer kept."""
+
+    repeated: bool
+
+
+@slotted
+class Nacked:
+    """The event is shown again at ``due_at``."""
+
+    due_at: int
+
+
+@slotted
 class QuotaExceeded:
     """The tenant has ``records_max`` keys in this namespace; a new one is refused."""
 
     records_max: int
+
+
+@slotted
+class OutboxFull:
+    """The shard has ``entries_max`` entries that wait to be delivered; a new one is refused."""
+
+    entries_max: int
 
 
 @slotted
@@ -195,7 +292,17 @@ Reply = (
     | Forgotten
     | NothingToForget
     | Unsettled
+    | Dispatched
+    | Claimed
+    | NotDue
+    | Postponed
+    | Cancelled
+    | Uncancellable
+    | Watched
+    | Acked
+    | Nacked
     | QuotaExceeded
+    | OutboxFull
     | Overloaded
     | Unavailable
 )

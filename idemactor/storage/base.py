@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.keys import Identity
-from idemactor.core.record import Entry, Incident
+from idemactor.core.record import Entry, Incident, State
 from idemactor.core.tally import Tally, TallyKey
 
 
@@ -42,6 +43,10 @@ class Batch:
         incidents: New incidents; one that is there already for its token is left as it is.
         acknowledged: Ids of incidents to remove.
         tallies: The new absolute counts of every tenant and namespace that changed.
+        intents: The intents of entries that are new, by the entry's id; one goes with its entry, or by ``undelivered``.
+        undelivered: Ids of entries that stay and have no delivery any more: their deliveries and intents go.
+        events: New events.
+        acked: The ``seq`` of events to remove.
         journal_seq: The number of the latest journal batch that this one includes, 0 where there is no journal.
     """
 
@@ -52,12 +57,19 @@ class Batch:
     incidents: list[Incident] = field(default_factory=list)
     acknowledged: list[int] = field(default_factory=list)
     tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+    intents: dict[int, Intent] = field(default_factory=dict)
+    undelivered: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    acked: list[int] = field(default_factory=list)
     journal_seq: int = 0
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to write: such a batch only needs ``confirm``."""
-        return not (self.puts or self.deletes or self.incidents or self.acknowledged)
+        # An intent comes with its entry, and so does what is undelivered.
+        return not (
+            self.puts or self.deletes or self.incidents or self.acknowledged or self.events or self.acked
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +87,28 @@ class Opened:
     latest_ms: int
     tallies: dict[TallyKey, Tally]
     journal_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Something in a shard's outbox that has not ended, as memory needs it; see ``core/outbox.py``.
+
+    Attributes:
+        id: The entry's, of an intent; the ``seq`` of an event.
+        state: The record's as it is stored; PENDING for an event.
+        lease_expires_at: The record's.
+        due_at: The delivery's; ``committed_at`` for an event.
+    """
+
+    kind: Kind
+    id: int
+    tenant: str
+    namespace: str
+    seq: int
+    order_key: str | None
+    state: State
+    lease_expires_at: int | None
+    due_at: int | None
 
 
 class StateFilter(enum.StrEnum):
@@ -155,6 +189,24 @@ class Engine(Protocol):
 
     async def find_incident(self, incident_id: int) -> StoredIncident | None:
         """The incident of that id, if it is still there."""
+
+    async def outbox(self) -> list[Open]:
+        """Everything in the outbox that has not ended, in order of ``seq``.
+
+        Left out is what is in doubt by its holder's word (DOUBTED) and has no ``order_key``: nothing waits for it.
+        """
+
+    async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
+        """The entries of those ids that are there."""
+
+    async def load_intents(self, ids: Sequence[int]) -> dict[int, Intent]:
+        """The intents of those entries that have one."""
+
+    async def load_events(self, seqs: Sequence[int]) -> dict[int, Event]:
+        """Those events that are there."""
+
+    async def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
+        """Whose dispatched operation this is: of a record, or of a tombstone that says how it ended."""
 
     async def oldest_pending_at(self) -> int | None:
         """The earliest ``reserved_at`` of a pending or lapsed record, milliseconds since the epoch."""
