@@ -14,6 +14,7 @@ import resource
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -36,6 +37,7 @@ from idemactor.server.auth import TENANT_DEFAULT, Authenticator
 from idemactor.server.binding import remove_worker_files
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
+from idemactor.server.heartbeat import Heartbeat
 from idemactor.server.http_app import build_app
 from idemactor.server.http_fast import FastDoor
 from idemactor.server.http_guard import ALPN_PROTOCOLS, HttpDoor, HttpLimits
@@ -47,8 +49,9 @@ from idemactor.server.listeners import (
     server_ssl_context,
 )
 from idemactor.server.rpc_door import RpcDoor
+from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.shard_map import ShardMap
-from idemactor.server.stop import told_to_stop
+from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
@@ -59,8 +62,8 @@ from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.wire.requests import Watch
 
-DRAIN_SECONDS_MAX: Final = 30.0
-"""How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
+SETTLE_SHARE: Final = 0.9
+"""How much of the time to drain what is on its way to upstreams may take: the rest is for answering everybody else."""
 
 DESCRIPTORS_KEPT: Final = 64
 """Descriptors for everything that is neither a connection nor a shard: logs, locks, the loop, name look-ups."""
@@ -74,20 +77,69 @@ GC_THRESHOLDS: Final = (100_000, 50, 100)
 _SALT_BYTES: Final = 32
 """Of the digests that stand for keys in the log."""
 
+_MS_PER_S: Final = 1_000
+
 _log = logging.getLogger(__name__)
 
 
-async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How a process begins and ends to serve.
+
+    Attributes:
+        told: Whether it is to stop.
+        drain_ms: How long answering what was taken may last then; what is left is cut off.
+        announce: Is given the ready line once every address answers.
+        draining: Is called when nothing new is taken any more.
+        beat: Is called every ``beat_ms`` for as long as the loop and all shards turn; None: nobody wants to know.
+        beat_ms: How often, milliseconds.
+        all_settled: Waits until every other process has brought to its end what its proxy has under way: the shards are
+            needed for that.
+    """
+
+    told: Told
+    drain_ms: int
+    announce: Callable[[str], None]
+    draining: Callable[[], None]
+    beat: Callable[[], None] | None = None
+    beat_ms: int = 1
+    all_settled: Callable[[], Awaitable[None]] | None = None
+
+
+async def run(
+    config: ServerConfig,
+    *,
+    announce: Callable[[str], None],
+    sockets: Inherited = NO_SOCKETS,
+    manager: ServiceManager = NOBODY,
+) -> None:
     """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
 
     Args:
         config: A valid configuration.
         announce: Is given the ready line once every address answers.
+        sockets: Those that listen already.
+        manager: Is told how it goes.
 
     Raises:
         StartError: The directory, an address or a file cannot be used; the message says the way out.
     """
     logs.configure(config.log.level)
+
+    def ready(line: str) -> None:
+        announce(line)
+        manager.ready(line)
+
+    beat_ms = manager.beat_ms
+    with told_to_stop() as told, told.starting:
+        beat = None if beat_ms is None else manager.alive
+        life = Life(told, config.server.drain_ms, ready, manager.stopping, beat, beat_ms or 1)
+        await _run(config, sockets, life)
+    if told.starting.cancelled_caught:
+        logs.log_event(_log, logging.INFO, "stopped")
+
+
+async def _run(config: ServerConfig, sockets: Inherited, life: Life) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
@@ -100,15 +152,15 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             context = make_context(config, router, observer, metrics, clock)
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
-                _bound(config.http, ALPN_PROTOCOLS) as http,
-                _bound(config.rpc) as rpc,
-                _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
+                _bound(config.http, sockets, ALPN_PROTOCOLS) as http,
+                _bound(config.rpc, sockets) as rpc,
+                _bound(config.gateway.door, sockets, ALPN_PROTOCOLS) as gateway,
             ):
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 proxy = make_proxy(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
+                await serve_doors(context, http, rpc, gateway, proxy, most, life)
 
 
 def make_context(
@@ -129,54 +181,66 @@ async def serve_doors(
     gateway: Sequence[SocketListener],
     proxy: ProxyDoor | None,
     connections_max: int,
-    announce: Callable[[str], None],
-    all_settled: Callable[[], Awaitable[None]] | None = None,
+    life: Life,
 ) -> None:
-    """Run shards and doors until a signal says to stop, and then until everything is answered.
-
-    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
-    needed for that.
-    """
+    """Run shards and doors until a signal says to stop, and then until everything is answered."""
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with told_to_stop() as told:
-        async with trio.open_nursery() as doors, trio.open_nursery() as shards:
-            # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
-            await shards.start(context.router.run)
-            if http:
-                await doors.start(functools.partial(http_door.serve, http))
-            if rpc:
-                observer = DoorObserver(context.observer, "rpc")
-                accept = AcceptLimits(connections_max=connections_max)
-                await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
-            if proxy is not None:
-                accept = AcceptLimits(connections_max=connections_max)
-                await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
-            _spare_the_collector()
-            announce(ready_line(http, rpc, gateway))
-            logs.log_event(_log, logging.INFO, "ready")
-            await told.wait()
-            logs.log_event(_log, logging.INFO, "draining")
-            doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
-            context.draining = True
-            if proxy is not None:
-                await _drain(proxy, context.router)
-                if all_settled is not None:
-                    await all_settled()
-            context.router.close()
-            http_door.drain()
-            rpc_door.drain()
+    async with _beating(context, life) as heartbeat, trio.open_nursery() as doors, trio.open_nursery() as shards:
+        # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
+        await shards.start(context.router.run)
+        if http:
+            await doors.start(functools.partial(http_door.serve, http))
+        if rpc:
+            observer = DoorObserver(context.observer, "rpc")
+            accept = AcceptLimits(connections_max=connections_max)
+            await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
+        if proxy is not None:
+            accept = AcceptLimits(connections_max=connections_max)
+            await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
+        _spare_the_collector()
+        life.told.started()
+        life.announce(ready_line(http, rpc, gateway))
+        logs.log_event(_log, logging.INFO, "ready")
+        await life.told.wait()
+        logs.log_event(_log, logging.INFO, "draining")
+        doors.cancel_scope.deadline = trio.current_time() + life.drain_ms / _MS_PER_S
+        heartbeat.stopping()
+        life.draining()
+        context.draining = True
+        if proxy is not None:
+            await _drain(proxy, context.router, life)
+        context.router.close()
+        http_door.drain()
+        rpc_door.drain()
+    if doors.cancel_scope.cancelled_caught:
+        # Nothing that was acknowledged is lost; somebody was cut off who was still owed an answer, or to read it.
+        logs.log_event(_log, logging.WARNING, "drain_cut_off", drain_ms=life.drain_ms)
     logs.log_event(_log, logging.INFO, "stopped")
 
 
-async def _drain(proxy: ProxyDoor, router: Router) -> None:
+@contextlib.asynccontextmanager
+async def _beating(context: ServerContext, life: Life) -> AsyncIterator[Heartbeat]:
+    """A heart that beats as long as the body runs, for whoever listens to it."""
+    own = [shard for shard in context.router.shards if isinstance(shard, Shard)]
+    heartbeat = Heartbeat(own, life.beat_ms, life.beat or (lambda: None))
+    async with trio.open_nursery() as nursery:
+        if life.beat is not None:
+            nursery.start_soon(heartbeat.run)
+        yield heartbeat
+        nursery.cancel_scope.cancel()
+
+
+async def _drain(proxy: ProxyDoor, router: Router, life: Life) -> None:
     """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
     proxy.drain()
     router.settle_only()
-    with trio.move_on_after(DRAIN_SECONDS_MAX):
+    with trio.move_on_after(life.drain_ms / _MS_PER_S * SETTLE_SHARE):
         await proxy.finished.wait()
+        if life.all_settled is not None:
+            await life.all_settled()
 
 
 def _spare_the_collector() -> None:
@@ -317,9 +381,11 @@ def tls_of(door: DoorSection, alpn: Sequence[str] = ()) -> ssl.SSLContext | None
 
 
 @contextlib.asynccontextmanager
-async def _bound(door: DoorSection, alpn: Sequence[str] = ()) -> AsyncIterator[list[SocketListener]]:
+async def _bound(
+    door: DoorSection, sockets: Inherited, alpn: Sequence[str] = ()
+) -> AsyncIterator[list[SocketListener]]:
     """A door's listeners; closed in the end, also where another address cannot be had."""
-    listeners = bind_listeners(door.bind, tls_of(door, alpn))
+    listeners = bind_listeners(door.bind, tls_of(door, alpn), sockets.sockets)
     try:
         yield listeners
     finally:

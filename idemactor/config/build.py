@@ -59,6 +59,8 @@ def _server(section: Section) -> model.ServerSection:
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
         workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
+        drain_ms=section.read("drain_ms", kinds.integer(model.DRAIN_MS_MIN, model.DRAIN_MS_MAX), default.drain_ms),
+        hang_ms=section.read("hang_ms", kinds.integer(model.HANG_MS_MIN, model.HANG_MS_MAX), default.hang_ms),
     )
     section.close()
     return server

@@ -29,6 +29,13 @@ MAILBOX_MAX: Final = 1_048_576
 WORKERS_MAX: Final = 64
 """The most processes that serve one directory: each is connected with every other one."""
 
+DRAIN_MS_DEFAULT: Final = 30_000
+DRAIN_MS_MIN: Final = 100
+DRAIN_MS_MAX: Final = 3_600_000
+HANG_MS_DEFAULT: Final = 30_000
+HANG_MS_MIN: Final = 3_000
+HANG_MS_MAX: Final = 3_600_000
+
 HTTP_BIND_DEFAULT: Final = ("127.0.0.1:8787",)
 RPC_BIND_DEFAULT: Final = ("127.0.0.1:8788",)
 
@@ -63,6 +70,8 @@ class ServerSection:
         evict_after_ms: How long a shard may be idle before its memory is given back.
         mailbox_max: How many commands may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
+        drain_ms: How long a server that was told to stop may take to answer what it has taken; then it is cut off.
+        hang_ms: How long a worker may be without a sign that it turns, before it is killed and started anew.
     """
 
     data_dir: Path = Path("data")
@@ -72,6 +81,8 @@ class ServerSection:
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     mailbox_max: int = MAILBOX_DEFAULT
     workers: int = 1
+    drain_ms: int = DRAIN_MS_DEFAULT
+    hang_ms: int = HANG_MS_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)

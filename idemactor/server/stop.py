@@ -17,18 +17,50 @@ STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """From a service manager, from a terminal's user, and from a terminal that closes."""
 
 
+class Told:
+    """Whether a signal said to stop.
+
+    Attributes:
+        starting: A scope around everything; it is cancelled by a signal that comes before ``started``, when nobody was
+            served yet and there is nobody to answer.
+    """
+
+    def __init__(self) -> None:
+        self.starting = trio.CancelScope()
+        self._heard = trio.Event()
+        self._started = False
+
+    def started(self) -> None:
+        """From now on callers are served: a signal is for ``wait`` to tell."""
+        self._started = True
+
+    def hear(self) -> None:
+        """A signal came."""
+        self._heard.set()
+        if not self._started:
+            self.starting.cancel()
+
+    def is_set(self) -> bool:
+        """Whether one came."""
+        return self._heard.is_set()
+
+    async def wait(self) -> None:
+        """Wait until one comes."""
+        await self._heard.wait()
+
+
 @contextlib.contextmanager
-def told_to_stop() -> Iterator[trio.Event]:
-    """An event that is set by the first of ``STOP_SIGNALS``.
+def told_to_stop() -> Iterator[Told]:
+    """Told by the first of ``STOP_SIGNALS``.
 
     If it came, they are ignored afterwards: what is tidied up after the body is not to be cut off either. Else they
     mean again what they meant before. Only for the main thread.
     """
-    told = trio.Event()
+    told = Told()
     token = trio.lowlevel.current_trio_token()
 
     def tell(*_: object) -> None:
-        token.run_sync_soon(told.set, idempotent=True)
+        token.run_sync_soon(told.hear, idempotent=True)
 
     before = {number: signal.signal(number, tell) for number in STOP_SIGNALS}
     try:

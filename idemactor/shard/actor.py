@@ -126,6 +126,7 @@ class Shard:
     ) -> None:
         self.number = number
         self.quarantined = False
+        self.turns = 0
         self._engine = engine
         self._policies = policies
         self._census = census
@@ -166,6 +167,10 @@ class Shard:
         """Always: it is here."""
         return True
 
+    def ring(self) -> None:
+        """Go round once, though there may be nothing to do: ``turns`` shows that it has."""
+        self._mailbox.ring()
+
     def stop_waiting(self) -> None:
         """Answer everyone who waits, now and from now on, and go on serving."""
         self._impatient = True
@@ -187,6 +192,7 @@ class Shard:
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
                     await self._turn()
                     self._alarms.step_over()
+                    self.turns += 1
                 nursery.cancel_scope.cancel()
         finally:
             self._ledger = None

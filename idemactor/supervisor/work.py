@@ -16,7 +16,7 @@ from idemactor.config import ServerConfig
 from idemactor.core.clock import Clock
 from idemactor.core.keys import worker_of
 from idemactor.node import (
-    DRAIN_SECONDS_MAX,
+    Life,
     boottime_s,
     check_settings,
     connections_max,
@@ -32,6 +32,7 @@ from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
+from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import Shard
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
@@ -44,6 +45,11 @@ from idemactor.workers.remote import RemoteShard
 
 READY: Final = b"r"
 """What a worker sends to the supervisor once it answers."""
+
+BEAT: Final = b"b"
+"""What it sends every ``BEAT_MS`` from then on, while its loop and all its shards turn."""
+
+BEAT_MS: Final = 1_000
 
 _MS_PER_S: Final = 1_000
 
@@ -129,6 +135,13 @@ def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None
 
 
 async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]) -> None:
+    with told_to_stop() as told, told.starting:
+        await _work_until(told, given, worker, mine, tell)
+
+
+async def _work_until(
+    told: Told, given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]
+) -> None:
     async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
         metrics, census = Metrics(), SharedCensus()
         observer = Observers(metrics, LogObserver())
@@ -150,9 +163,16 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
             proxy = make_proxy(given.config, context)
             most = connections_max(len(mine), proxy is not None)
-            await serve_doors(
-                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
+            life = Life(
+                told=told,
+                drain_ms=given.config.server.drain_ms,
+                announce=lambda _: tell(READY),
+                draining=lambda: None,
+                beat=lambda: tell(BEAT),
+                beat_ms=BEAT_MS,
+                all_settled=mesh.all_settled,
             )
+            await serve_doors(context, http, rpc, gateway, proxy, most, life)
 
 
 def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:
@@ -162,11 +182,6 @@ def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Pee
         own.get(number) or RemoteShard(number, peers[worker_of(number, given.config.server.workers)])
         for number in range(given.directory.shards)
     ]
-
-
-async def _wait_for_all(mesh: Mesh) -> None:
-    with trio.move_on_after(DRAIN_SECONDS_MAX):
-        await mesh.all_settled()
 
 
 async def _reports(worker: int, metrics: Metrics, mesh: Mesh) -> dict[int, str | None]:
