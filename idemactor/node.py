@@ -30,6 +30,7 @@ from idemactor.gateway.refs import parse_ref
 from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
+from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
@@ -148,6 +149,7 @@ async def _run(config: ServerConfig, sockets: Inherited, life: Life) -> None:
         async with open_engines(directory, durability) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
+            metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
             router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
             context = make_context(config, router, observer, metrics, clock)
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))

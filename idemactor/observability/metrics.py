@@ -7,6 +7,7 @@ What only a shard's file knows comes as ``ShardStanding`` from whoever asked the
 from __future__ import annotations
 
 import re
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from idemactor import __version__
 from idemactor.core.queries import Inspected
 from idemactor.core.tally import Tally, TallyKey
 from idemactor.observability.observer import Observer
@@ -91,6 +93,7 @@ class Metrics(Observer, Collector):
         self._closed: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._gateway: Counter[tuple[str, str, str]] = Counter()
+        self._written: dict[int, float] = {}
         self._rule_changes = 0
         self._overloaded = 0
         self._notifications = 0
@@ -125,7 +128,8 @@ class Metrics(Observer, Collector):
         self._results.update(results)
         self._rule_changes += rule_changes
 
-    def batch_written(self, shard: int, commands: int, commit_s: float, sync_s: float) -> None:  # noqa: ARG002
+    def batch_written(self, shard: int, commands: int, commit_s: float, sync_s: float) -> None:
+        self._written[shard] = time.time()
         self._batch_sizes.add(commands)
         self._commit_s.add(commit_s)
         self._sync_s.add(sync_s)
@@ -207,6 +211,11 @@ class Metrics(Observer, Collector):
         yield from self._connections()
         yield from self._of_gateway()
         yield from self._shard_events()
+        written = {shard: round(at, 3) for shard, at in self._written.items()}
+        yield _by_shard("last_write_timestamp_seconds", "When a batch was last written, Unix time.", written)
+        build = GaugeMetricFamily("idemactor_build_info", "Which version runs.", labels=("version",))
+        build.add_metric((__version__,), 1)
+        yield build
         if self._standings is not None:
             yield from standing_families(self._standings, self._now_ms)
 
@@ -280,6 +289,7 @@ def standing_families(standings: Sequence[ShardStanding], now_ms: int) -> Iterat
     yield from _shard_gauges(standings)
     yield from _tally_gauges(standings)
     yield _oldest(standings, now_ms)
+    yield _oldest_in_doubt(standings, now_ms)
 
 
 def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:
@@ -293,7 +303,7 @@ def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:
     yield _by_shard("waiting", "Callers that wait for a key.", {n: i.waiting for n, i in inspected.items()})
 
 
-def _by_shard(name: str, help_text: str, values: Mapping[int, int]) -> Metric:
+def _by_shard(name: str, help_text: str, values: Mapping[int, float]) -> Metric:
     family = GaugeMetricFamily(f"idemactor_{name}", help_text, labels=("shard",))
     for shard, value in values.items():
         family.add_metric((str(shard),), float(value))
@@ -337,3 +347,18 @@ def _oldest(standings: Sequence[ShardStanding], now_ms: int) -> Metric:
     return GaugeMetricFamily(
         "idemactor_oldest_pending_age_seconds", "Age of the oldest pending attempt; 0: none.", value=age_s
     )
+
+
+def _oldest_in_doubt(standings: Sequence[ShardStanding], now_ms: int) -> Metric:
+    oldest: dict[TallyKey, int] = {}
+    for standing in standings:
+        for key, at in standing.inspected.oldest_in_doubt_at if standing.inspected else ():
+            oldest[key] = min(at, oldest.get(key, at))
+    family = GaugeMetricFamily(
+        "idemactor_oldest_in_doubt_age_seconds",
+        "Seconds since the attempt began that is longest in doubt; none: nothing is.",
+        labels=("tenant", "namespace"),
+    )
+    for key, at in oldest.items():
+        family.add_metric(key, max(0, now_ms - at) / _MS_PER_S)
+    return family

@@ -377,7 +377,7 @@ class Shard:
 
     async def _inspect(self, ledger: Ledger[Envelope], now: int) -> Inspected:
         backlog = self._alarms.backlog(now)
-        return await lookups.inspect(self._engine, ledger.tallies, backlog, ledger.waiting)
+        return await lookups.inspect(self._engine, ledger.tallies, backlog, ledger.waiting, now)
 
     def _hand_out(self, answers: Iterable[tuple[Envelope, Answer]]) -> None:
         """Let the answers leave: one delivery for each connection that has any."""

@@ -36,7 +36,18 @@ async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
     return IncidentsPage(rows, stored[-1].id if len(stored) == query.limit else None)
 
 
-async def inspect(engine: Engine, tallies: Mapping[TallyKey, Tally], alarm_backlog: int, waiting: int) -> Inspected:
+async def inspect(
+    engine: Engine, tallies: Mapping[TallyKey, Tally], alarm_backlog: int, waiting: int, now: int
+) -> Inspected:
     """How the shard stands."""
     copied = tuple((key, replace(tally)) for key, tally in tallies.items())
-    return Inspected(copied, await engine.oldest_pending_at(), alarm_backlog, waiting)
+    doubted = [key for key, tally in copied if tally.in_doubt > 0]
+    oldest = [(key, at) for key in doubted if (at := await _oldest_in_doubt_at(engine, key, now)) is not None]
+    pending_at = await engine.oldest_pending_at()
+    return Inspected(copied, pending_at, alarm_backlog, waiting, oldest_in_doubt_at=tuple(oldest))
+
+
+async def _oldest_in_doubt_at(engine: Engine, key: TallyKey, now: int) -> int | None:
+    """When the first attempt began of those that are in doubt, by the order of the keys' first grants."""
+    found = await engine.list_records(RecordQuery(*key, now, StateFilter.IN_DOUBT), 0, 1)
+    return next((entry.record.reserved_at for entry in found if entry.record is not None), None)

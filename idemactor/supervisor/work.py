@@ -27,6 +27,7 @@ from idemactor.node import (
     serve_doors,
 )
 from idemactor.observability import logs
+from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
@@ -144,6 +145,7 @@ async def _work_until(
 ) -> None:
     async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
         metrics, census = Metrics(), SharedCensus()
+        metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
         shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census)
