@@ -13,11 +13,12 @@ import os
 import resource
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import trio
+from prometheus_client.metrics_core import Metric
 
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
@@ -49,6 +50,7 @@ from idemactor.server.listeners import (
     bind_listeners,
     server_ssl_context,
 )
+from idemactor.server.operations import inspect_shards
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.shard_map import ShardMap
@@ -58,10 +60,14 @@ from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
+from idemactor.shard.tracing import TurnTracer
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.wire.requests import Watch
+
+if TYPE_CHECKING:
+    from idemactor.server.telemetry import Telemetry
 
 SETTLE_SHARE: Final = 0.9
 """How much of the time to drain what is on its way to upstreams may take: the rest is for answering everybody else."""
@@ -141,6 +147,11 @@ async def run(
 
 
 async def _run(config: ServerConfig, sockets: Inherited, life: Life) -> None:
+    async with telemetry_of(config) as telemetry:
+        await _serve(config, sockets, life, telemetry)
+
+
+async def _serve(config: ServerConfig, sockets: Inherited, life: Life, telemetry: Telemetry | None) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
@@ -150,8 +161,10 @@ async def _run(config: ServerConfig, sockets: Inherited, life: Life) -> None:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
             metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
-            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
+            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), telemetry)
+            router = Router(shards, observer)
             context = make_context(config, router, observer, metrics, clock)
+            context.tracing = telemetry
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
                 _bound(config.http, sockets, ALPN_PROTOCOLS) as http,
@@ -162,7 +175,51 @@ async def _run(config: ServerConfig, sockets: Inherited, life: Life) -> None:
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 proxy = make_proxy(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, most, life)
+                async with measured(telemetry, context):
+                    await serve_doors(context, http, rpc, gateway, proxy, most, life)
+
+
+@contextlib.asynccontextmanager
+async def telemetry_of(config: ServerConfig, worker: int | None = None) -> AsyncIterator[Telemetry | None]:
+    """What follows calls and sends metrics, where that is configured; what it has left is sent in the end.
+
+    Raises:
+        StartError: It is configured, and its packages are not installed.
+    """
+    section = config.telemetry
+    if section.endpoint is None:
+        yield None
+        return
+    try:
+        from idemactor.server.telemetry import Telemetry, TelemetrySettings
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"telemetry.endpoint is set, and {error.name} is not installed: pip install 'idemactor[otel]', or take the"
+            " setting out"
+        ) from error
+    settings = TelemetrySettings(section.endpoint, section.service_name, section.sample_percent, section.interval_ms)
+    telemetry = Telemetry(settings, worker)
+    try:
+        yield telemetry
+    finally:
+        with trio.CancelScope(shield=True):
+            await telemetry.close()
+
+
+@contextlib.asynccontextmanager
+async def measured(telemetry: Telemetry | None, context: ServerContext) -> AsyncIterator[None]:
+    """Send this process's metrics as long as the body runs, where that is configured."""
+    own = {shard.number for shard in context.router.shards if isinstance(shard, Shard)}
+
+    async def collect() -> Iterable[Metric]:
+        standings = [standing for standing in await inspect_shards(context) if standing.number in own]
+        return context.metrics.families(standings, context.now_ms())
+
+    async with trio.open_nursery() as nursery:
+        if telemetry is not None:
+            nursery.start_soon(telemetry.run, collect)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 def make_context(
@@ -268,13 +325,14 @@ def make_shards(
     clock: Clock,
     observer: Observer,
     census: Census,
+    tracer: TurnTracer | None = None,
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
     entropy, broom = system_entropy(), Broom()
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, tracer)
         for number, (engine, opened) in engines.items()
     ]
 

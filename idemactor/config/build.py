@@ -39,6 +39,7 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
         tokens=tokens,
         namespaces=_namespaces(root.section("namespaces")),
         log=_log(root.section("log")),
+        telemetry=_telemetry(root.section("telemetry")),
         gateway=_gateway(root.section("gateway"), has_tokens=bool(tokens)),
         sources=senders.sources(root.section("sources"), environment),
     )
@@ -170,3 +171,16 @@ def _log(section: Section) -> model.LogSection:
     )
     section.close()
     return log
+
+
+def _telemetry(section: Section) -> model.TelemetrySection:
+    default = model.TelemetrySection()
+    interval = kinds.integer(model.TELEMETRY_MS_MIN, model.TELEMETRY_MS_MAX)
+    telemetry = model.TelemetrySection(
+        endpoint=section.read("endpoint", kinds.http_url(), default.endpoint),
+        service_name=section.read("service_name", kinds.words(), default.service_name),
+        sample_percent=section.read("sample_percent", kinds.integer(0, 100), default.sample_percent),
+        interval_ms=section.read("interval_ms", interval, default.interval_ms),
+    )
+    section.close()
+    return telemetry

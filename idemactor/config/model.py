@@ -36,6 +36,10 @@ HANG_MS_DEFAULT: Final = 30_000
 HANG_MS_MIN: Final = 3_000
 HANG_MS_MAX: Final = 3_600_000
 
+TELEMETRY_MS_DEFAULT: Final = 60_000
+TELEMETRY_MS_MIN: Final = 100
+TELEMETRY_MS_MAX: Final = 3_600_000
+
 HTTP_BIND_DEFAULT: Final = ("127.0.0.1:8787",)
 RPC_BIND_DEFAULT: Final = ("127.0.0.1:8788",)
 
@@ -132,6 +136,23 @@ class LogSection:
 
 
 @dataclass(frozen=True, slots=True)
+class TelemetrySection:
+    """``[telemetry]``: traces and metrics by OpenTelemetry; needs the extra ``otel``.
+
+    Attributes:
+        endpoint: Of a collector that takes OTLP over HTTP, without ``/v1/...``; None: nothing is sent anywhere.
+        service_name: What this server is called there.
+        sample_percent: How many of the traces that begin here are kept; whoever began a trace elsewhere has decided.
+        interval_ms: How often metrics are sent.
+    """
+
+    endpoint: str | None = None
+    service_name: str = "idemactor"
+    sample_percent: int = 100
+    interval_ms: int = TELEMETRY_MS_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySection:
     """``[gateway]``: the idempotent reverse proxy.
 
@@ -158,5 +179,6 @@ class ServerConfig:
     tokens: tuple[TokenEntry, ...] = ()
     namespaces: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
     log: LogSection = field(default_factory=LogSection)
+    telemetry: TelemetrySection = field(default_factory=TelemetrySection)
     gateway: GatewaySection = field(default_factory=GatewaySection)
     sources: dict[str, Source] = field(default_factory=lambda: dict(SHIPPED))

@@ -6,7 +6,6 @@ What only a shard's file knows comes as ``ShardStanding`` from whoever asked the
 
 from __future__ import annotations
 
-import re
 import time
 from bisect import bisect_left
 from collections import Counter
@@ -24,6 +23,7 @@ from idemactor import __version__
 from idemactor.core.queries import Inspected
 from idemactor.core.tally import Tally, TallyKey
 from idemactor.observability.observer import Observer
+from idemactor.observability.words import snake
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """What ``Metrics.render`` writes: the text format of Prometheus."""
@@ -32,10 +32,6 @@ BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0
 SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 _MS_PER_S: Final = 1_000
-_WORDS: Final = {"Doubted": "in_doubt", "Withdrawn": "released"}
-"""Where the result that callers see is not the reply's name."""
-
-_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +113,11 @@ class Metrics(Observer, Collector):
         self._standings, self._now_ms = standings, now_ms
         return generate_latest(self.registry)
 
+    def families(self, standings: Sequence[ShardStanding], now_ms: int) -> list[Metric]:
+        """What ``render`` puts into words, for who has words of their own."""
+        self._standings, self._now_ms = standings, now_ms
+        return list(self.registry.collect())
+
     def counted(self) -> str:
         """The exposition of what this process counted, without how the shards stand."""
         self._standings = None
@@ -181,7 +182,7 @@ class Metrics(Observer, Collector):
         self._notifications += 1
 
     def gateway_answered(self, namespace: str, result: str) -> None:
-        self._gateway["answers", namespace, _snake(result)] += 1
+        self._gateway["answers", namespace, snake(result)] += 1
 
     def gateway_settled(self, namespace: str, verdict: str) -> None:
         self._gateway["verdicts", namespace, verdict] += 1
@@ -220,7 +221,7 @@ class Metrics(Observer, Collector):
             yield from standing_families(self._standings, self._now_ms)
 
     def _commands(self) -> Metric:
-        named = [((_snake(command), _snake(result)), n) for (command, result), n in self._results.items()]
+        named = [((snake(command), snake(result)), n) for (command, result), n in self._results.items()]
         return _labelled("commands", "Commands decided and durable.", ("command", "result"), named)
 
     def _connections(self) -> Iterator[Metric]:
@@ -262,13 +263,6 @@ _EVENTS: Final = {
     "evictions": "Times an idle shard left memory.",
     "loads": "Times a shard was read from disk.",
 }
-
-
-def _snake(name: str) -> str:
-    """The word of a command or a reply, as callers see it."""
-    if name in _WORDS:
-        return _WORDS[name]
-    return _CAPITAL.sub("_", name).lower()
 
 
 def _counter(name: str, help_text: str, value: int) -> Metric:

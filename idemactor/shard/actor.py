@@ -44,6 +44,7 @@ from idemactor.shard.alarm_clock import AlarmClock
 from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
+from idemactor.shard.tracing import TurnTrace, TurnTracer
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
 BATCH_COMMANDS_MAX: Final = 1_024
@@ -93,6 +94,7 @@ class _Turn:
     due: list[Identity] = field(default_factory=list)
     work: Work[Envelope] = field(default_factory=Work)
     acknowledged: set[int] = field(default_factory=set)
+    trace: TurnTrace | None = None
 
 
 class Shard:
@@ -109,6 +111,7 @@ class Shard:
         settings: Limits and times.
         opened: What the engine said when it was opened.
         broom: Shared by the shards of a process, see ``broom.py``; None: it sweeps alone.
+        tracer: Is told of the turns; None: nobody traces.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Shard:
         settings: ShardSettings,
         opened: Opened,
         broom: Broom | None = None,
+        tracer: TurnTracer | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
@@ -133,6 +137,7 @@ class Shard:
         self._clock = clock
         self._entropy = entropy
         self._observer = observer
+        self._tracer = tracer
         self._settings = settings
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
@@ -239,8 +244,12 @@ class Shard:
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
+        if self._tracer is not None:
+            turn.trace = self._tracer.turn(self.number, turn.envelopes)
         try:
             await self._decide(ledger, turn)
+            if turn.trace is not None:
+                turn.trace.decided()
             await self._write(ledger, turn)
             answers = await self._answers(ledger, turn)
         except _Fenced:
@@ -331,6 +340,8 @@ class Shard:
                 raise _BatchFailed(result.value) from self._engine.last_error
             case _:
                 assert_never(result)
+        if turn.trace is not None:
+            turn.trace.written(len(turn.envelopes), None if batch.empty else self._engine.last_sync_s)
         if not batch.empty:
             seconds = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
@@ -417,6 +428,8 @@ class Shard:
     def _drop(self, turn: _Turn, error: Exception) -> None:
         """Nobody is told that it succeeded, and nothing in memory counts any more."""
         ledger, self._ledger = self._ledger, None
+        if turn.trace is not None:
+            turn.trace.failed(error)
         if ledger is not None:
             self._last_token = ledger.last_token
         if turn.due:

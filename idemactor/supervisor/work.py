@@ -24,7 +24,9 @@ from idemactor.node import (
     make_context,
     make_proxy,
     make_shards,
+    measured,
     serve_doors,
+    telemetry_of,
 )
 from idemactor.observability import logs
 from idemactor.observability.disk import DiskMetrics
@@ -38,6 +40,7 @@ from idemactor.shard.actor import Shard
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sqlite_wal import Durability
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
@@ -143,14 +146,18 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
 async def _work_until(
     told: Told, given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]
 ) -> None:
-    async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
+    durability: Durability = given.config.server.durability.value
+    async with (
+        telemetry_of(given.config, worker) as telemetry,
+        open_engines(given.directory, durability, mine) as engines,
+    ):
         metrics, census = Metrics(), SharedCensus()
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census)
+        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, telemetry)
         peers = {
-            number: Peer(worker, number, census, metrics.counted)
+            number: Peer(worker, number, census, metrics.counted, telemetry)
             for number in range(given.config.server.workers)
             if number != worker
         }
@@ -161,7 +168,8 @@ async def _work_until(
         context.shard_map = given.doors.shard_map(given.directory.shards, worker)
         context.reports = functools.partial(_reports, worker, metrics, mesh)
         context.lane = lane
-        async with mesh.running():
+        context.tracing = telemetry
+        async with mesh.running(), measured(telemetry, context):
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
             proxy = make_proxy(given.config, context)
             most = connections_max(len(mine), proxy is not None)

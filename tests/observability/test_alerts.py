@@ -121,7 +121,7 @@ async def alarms_cannot_be_read(patient: Patient) -> None:
     if patient.minute == 0:
         for place, disk in zip(patient.rig.context.router.shards, patient.rig.disks, strict=True):
             assert isinstance(place, Shard)
-            place._engine.alarms = broken  # type: ignore[method-assign]
+            place._engine.alarms = broken  # type: ignore[method-assign, assignment]
             disk.faults.append(Fault(CommitResult.FAILED))
         for number in range(4_000):
             await patient.post("reserve", key=f"k{number}", lease_ms=30_000)
@@ -161,8 +161,7 @@ async def wrong_token(patient: Patient) -> None:
 async def forged(patient: Patient) -> None:
     case = next(case for case in payloads() if case.id == "h04-github-push")
     request = replace(case.first, body=case.first.body + b" ")
-    members = {"source": "github", "request": request_members(request, as_bytes=False)}
-    told = await patient.post("accept", **members)
+    told = await patient.post("accept", source="github", request=request_members(request, as_bytes=False))
     assert told.status == 401
 
 

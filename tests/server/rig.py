@@ -22,6 +22,7 @@ from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
+from idemactor.server.tracing import Tracing
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.router import Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
@@ -80,6 +81,7 @@ async def running(
     sources: Mapping[str, Source] = SHIPPED,
     watch: Watch | None = None,
     observer: Observer | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
@@ -101,6 +103,7 @@ async def running(
                 metrics,
                 ShardSettings(mailbox_max=mailbox_max),
                 opened,
+                tracer=tracing,
             )
         )
     router = Router(actors, metrics)
@@ -108,6 +111,7 @@ async def running(
     authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms, seen.forged), watch)
     context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms)
     context.sources = sources
+    context.tracing = tracing
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)
