@@ -28,6 +28,11 @@ class Watcher:
         found = {name: evaluate(rule["expr"], self._history) for name, rule in ALERTS.items()}
         self._found.append((at_s, found))
 
+    @property
+    def names(self) -> set[str]:
+        """Of everything that the last scrape had."""
+        return {name for name, _ in self._history.scrapes[-1][1]}
+
     def firing(self, alert: str) -> set[Labels]:
         """What it fires for: what has held at every evaluation for as long as the rule says."""
         end, begin = self._found[-1][0], self._found[0][0]

@@ -14,10 +14,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pytest
 import trio
 from trio.testing import MockClock
 
+from idemactor.cli.main import main
 from idemactor.core.policy import OnLeaseExpiry, Policy
 from idemactor.errors import StorageError
 from idemactor.gateway.profiles import SHIPPED
@@ -259,3 +261,26 @@ def test_every_page_has_its_alert() -> None:
     assert pages == ALERTS.keys()
     index = (ROOT / "docs" / "runbook" / "README.md").read_text()
     assert [alert for alert in ALERTS if f"({alert}.md)" not in index] == []
+
+
+def pages() -> list[Path]:
+    return sorted((ROOT / "docs" / "runbook").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_commands_of_a_page_exist(page: Path) -> None:
+    """Nobody is to find out at night that a flag has another name."""
+    for line in re.findall(r"^idemactor (.+)$|`idemactor ([^`]+)`", page.read_text(), re.MULTILINE):
+        name, *words = (line[0] or line[1]).partition("#")[0].split()
+        command = main.get_command(click.Context(main), name)
+        assert command is not None, name
+        known = {option for param in command.params for option in param.opts + param.secondary_opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
+
+
+async def test_metrics_of_the_pages_exist(autojump_clock: MockClock) -> None:
+    watcher = await watch(autojump_clock, in_doubt)
+    told = watcher.names | {"idemactor_worker_up", "idemactor_journal_bytes", "idemactor_disk_free_bytes"}
+    for page in pages():
+        for name in re.findall(r"`(idemactor_[a-z_]+)`", page.read_text()):
+            assert any(name in (one, one.rpartition("_")[0]) for one in told), f"{page.name}: {name}"

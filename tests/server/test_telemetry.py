@@ -30,6 +30,7 @@ from tests.server import test_http_fast as fast
 from tests.server import test_rpc_door as rpc
 from tests.server.rig import Rig, running
 from tests.server.test_http_app import Client
+from tests.server.test_http_parity import call
 from tests.shard.harness import Call, reserve
 from tests.workers import rig as workers_rig
 
@@ -125,9 +126,9 @@ async def test_a_request_from_its_door_to_its_answer(autojump_clock: MockClock, 
 async def test_the_fast_lane_traces_as_the_app_does(mock_clock: MockClock, seen: Seen) -> None:
     async with fast.serving(mock_clock, tracing=seen.telemetry) as server:
         peer, head = server.connect(), f"traceparent: {PARENT}".encode()
-        await peer.send(fast.call("reserve", head, key="k"))
+        await peer.send(call("reserve", head, key="k"))
         assert (await peer.answer())[0] == 201
-        await peer.send(fast.call("reserve", head, nonsense=1))
+        await peer.send(call("reserve", head, nonsense=1))
         assert (await peer.answer())[0] == 400
     first, second = [span for span in seen.spans if span.kind is SpanKind.SERVER]
     assert first.name == second.name == "POST /v1/{namespace}/reserve"
@@ -232,10 +233,11 @@ async def test_a_caller_that_waits_is_one_span(autojump_clock: MockClock, seen: 
 async def test_a_trace_crosses_to_the_worker_that_owns_the_key(seen: Seen) -> None:
     async with workers_rig.running(2, tracing=seen.telemetry) as workers:
         for key in ("a", "b", "c", "d", "e", "f"):
-            call = Call(reserve(key))
-            began = seen.telemetry.rpc("reserve", PARENT, call.command)
-            workers[0].router.route([traced(Envelope(call.command, call, None), began)])
-            await call.wait()
+            command = reserve(key)
+            caller = Call(command)
+            began = seen.telemetry.rpc("reserve", PARENT, command)
+            workers[0].router.route([traced(Envelope(command, caller, None), began)])
+            await caller.wait()
     servers = [span for span in seen.spans if span.kind is SpanKind.SERVER]
     ways = {tuple(seen.below(span)) for span in servers}
     assert ways == {("queue", "decide", "COMMIT"), ("forwarded reserve",)}
