@@ -53,6 +53,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", 
 _UNBOUNDED: Final = frozenset({"url.path", "http.request.method_original"})
 """What a client chooses is no dimension of a metric."""
 _NS_PER_S: Final = 1_000_000_000
+_CLIENT_ERROR: Final = 400
 _SERVER_ERROR: Final = 500
 
 Attributes = dict[str, str | int | float]
@@ -166,6 +167,10 @@ class Telemetry:
         identity = getattr(command, "identity", None)
         about: Attributes = {} if identity is None else {"idemactor.namespace": identity.namespace}
         return _InnerCall(self._begin(name, SpanKind.INTERNAL, context, self.now_ns(), about))
+
+    def sent(self, context: Context, name: str, about: Attributes) -> Span:
+        """A request to an upstream."""
+        return self._begin(name, SpanKind.CLIENT, context, self.now_ns(), about)
 
     def turn(self, shard: int, envelopes: Sequence[Envelope]) -> TurnTrace | None:
         """A turn of a shard begins."""
@@ -305,6 +310,14 @@ class HttpRequest:
         context = trace.set_span_in_context(self.span)
         return self._telemetry.child(context, _name(command), command)
 
+    def upstream(self, method: str, origin: str, host: str, port: int, path: str) -> Sent:
+        """It is sent on."""
+        known = method if method in _METHODS else "_OTHER"
+        about: Attributes = {"http.request.method": known, "server.address": host, "url.full": f"{origin}{path}"}
+        if port:
+            about["server.port"] = port
+        return Sent(self._telemetry.sent(trace.set_span_in_context(self.span), known, about))
+
     def ended(self, status: int, error: str | None = None) -> None:
         """It is answered."""
         if self._over:
@@ -321,6 +334,29 @@ class HttpRequest:
         ended_ns = time.time_ns()
         self.span.end(ended_ns)
         self._told((ended_ns - self._begun_ns) / _NS_PER_S, ended)
+
+
+class Sent:
+    """A request to an upstream: ``server.tracing.Sent``."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """What it says to the upstream of where the trace stands."""
+        fields: dict[str, str] = {}
+        _PROPAGATOR.inject(fields, trace.set_span_in_context(self._span))
+        return tuple(fields.items())
+
+    def ended(self, status: int | None, error: str | None = None) -> None:
+        """It is over."""
+        if status is not None:
+            self._span.set_attribute("http.response.status_code", status)
+        if status is None or status >= _CLIENT_ERROR:
+            # For who asks, a refusal is an error as well (semantic conventions for HTTP spans, "Status").
+            self._span.set_attribute("error.type", error or str(status))
+            self._span.set_status(Status(StatusCode.ERROR))
+        self._span.end()
 
 
 class _Turn:

@@ -16,11 +16,32 @@ _FIELD: Final = re.compile(rb"\r\n(traceparent|tracestate):[ \t]*([\x21-\x7e \t]
 """W3C Trace Context, section 3: the two fields of a request that say where its trace stands."""
 
 
+class Sent(Protocol):
+    """A request to an upstream that is traced."""
+
+    def fields(self) -> tuple[tuple[str, str], ...]:
+        """What it says to the upstream of where the trace stands."""
+
+    def ended(self, status: int | None, error: str | None = None) -> None:
+        """It is over; ``status`` None: without an answer, for the reason ``error``."""
+
+
 class Request(Protocol):
     """One HTTP request that is traced."""
 
     def command(self, command: Command) -> Call:
         """A command of it goes to a shard."""
+
+    def upstream(self, method: str, origin: str, host: str, port: int, path: str) -> Sent:
+        """It is sent on.
+
+        Args:
+            method: Its method.
+            origin: Where to: ``http://host:port``.
+            host: Of it; of a Unix socket the path.
+            port: Of it; 0: none.
+            path: What is asked for there, without a query.
+        """
 
     def ended(self, status: int, error: str | None = None) -> None:
         """It is answered with this status; ``error``: the code of a refusal. Only the first time counts."""
@@ -60,3 +81,8 @@ def parent_of(head: bytes) -> dict[str, str]:
         lower = name.decode().lower()
         fields[lower] = "" if lower in fields else value.decode().strip(" \t")
     return fields
+
+
+def path_of(target: str) -> str:
+    """A request target without its query, which may hold what is nobody's business."""
+    return target.partition("?")[0]

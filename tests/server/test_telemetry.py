@@ -8,10 +8,6 @@ from typing import Any, Final
 
 import pytest
 import trio
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
-from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 from prometheus_client.metrics_core import Metric
 from trio.testing import MockClock
@@ -20,7 +16,7 @@ from idemactor.config.model import ServerConfig, TelemetrySection
 from idemactor.errors import StartError
 from idemactor.node import telemetry_of
 from idemactor.server.operations import inspect_shards
-from idemactor.server.telemetry import Telemetry, TelemetrySettings
+from idemactor.server.telemetry import TelemetrySettings
 from idemactor.server.tracing import parent_of
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.tracing import traced
@@ -29,63 +25,18 @@ from idemactor.storage.memory import Fault
 from tests.server import test_http_fast as fast
 from tests.server import test_rpc_door as rpc
 from tests.server.rig import Rig, running
+from tests.server.seen import PARENT, TRACE, Seen, about, trace_of
 from tests.server.test_http_app import Client
 from tests.server.test_http_parity import call
 from tests.shard.harness import Call, reserve
 from tests.workers import rig as workers_rig
 
-TRACE: Final = "0af7651916cd43dd8448eb211c80319c"
-PARENT: Final = f"00-{TRACE}-b7ad6b7169203331-01"
 UNSAMPLED: Final = f"00-{TRACE}-b7ad6b7169203331-00"
-SETTINGS: Final = TelemetrySettings("http://127.0.0.1:1", "idemactor", 100, 1_000)
-
-
-class Seen:
-    """Telemetry that keeps everything."""
-
-    def __init__(self, settings: TelemetrySettings = SETTINGS) -> None:
-        self._spans = InMemorySpanExporter()
-        self._reader = InMemoryMetricReader()
-        self.telemetry = Telemetry(settings, processor=SimpleSpanProcessor(self._spans), reader=self._reader)
-
-    @property
-    def spans(self) -> list[ReadableSpan]:
-        return list(self._spans.get_finished_spans())
-
-    def one(self, name: str) -> ReadableSpan:
-        [found] = [span for span in self.spans if span.name == name]
-        return found
-
-    def below(self, parent: ReadableSpan) -> list[str]:
-        """The names of its children, in the order of their beginnings."""
-        assert parent.context is not None
-        children = [s for s in self.spans if s.parent is not None and s.parent.span_id == parent.context.span_id]
-        return [span.name for span in sorted(children, key=lambda span: span.start_time or 0)]
-
-    def metrics(self) -> dict[str, list[Any]]:
-        """The data points of each metric."""
-        data = self._reader.get_metrics_data()
-        assert data is not None
-        return {
-            metric.name: list(metric.data.data_points)
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-        }
 
 
 @pytest.fixture
 def seen() -> Seen:
     return Seen()
-
-
-def trace_of(span: ReadableSpan) -> str:
-    assert span.context is not None
-    return format(span.context.trace_id, "032x")
-
-
-def about(span: ReadableSpan) -> dict[str, Any]:
-    return dict(span.attributes or {})
 
 
 # --------------------------------------------------------------------------------------------------------------- HTTP
