@@ -7,7 +7,10 @@ from trio.testing import MockClock
 
 from idemactor.server.heartbeat import Heartbeat
 from idemactor.shard.actor import Shard
+from idemactor.storage.base import CommitResult
+from idemactor.storage.memory import Fault
 from tests.server import rig
+from tests.server.test_http_app import Client
 
 
 class Wheel:
@@ -75,6 +78,23 @@ async def test_real_shards_turn_when_they_are_rung_for(autojump_clock: MockClock
         shards[1]._engine.confirm = hang  # type: ignore[method-assign, assignment]
         await trio.sleep(5)
         assert len(beats) <= 6
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_shard_that_is_quarantined_turns(autojump_clock: MockClock) -> None:
+    """A restart would not mend its file, and would take the other shards away."""
+    beats: list[int] = []
+    async with rig.running(autojump_clock, shards=1) as running, trio.open_nursery() as nursery:
+        running.disks[0].failing_opens = 1_000
+        running.disks[0].faults.append(Fault(CommitResult.FAILED))
+        for _ in range(2):
+            await Client(running).post("/v1/default/reserve", {"key": "k"})
+        [shard] = running.context.router.shards
+        assert isinstance(shard, Shard)
+        assert shard.quarantined
+        nursery.start_soon(Heartbeat([shard], 1_000, lambda: beats.append(1)).run)
+        await trio.sleep(5.5)
+        assert len(beats) == 5
         nursery.cancel_scope.cancel()
 
 

@@ -41,3 +41,23 @@ async def test_where_none_came_they_mean_what_they_meant_before() -> None:
         raise ValueError("a bug")
     signal.raise_signal(signal.SIGTERM)
     assert heard == [signal.SIGTERM]
+
+
+async def test_a_signal_before_anybody_was_served_ends_the_start() -> None:
+    reached = []
+    with told_to_stop() as told, told.starting:
+        signal.raise_signal(signal.SIGTERM)
+        await trio.sleep_forever()
+        reached.append("served")
+    assert told.starting.cancelled_caught
+    assert not reached
+
+
+async def test_a_signal_afterwards_cuts_nothing_off() -> None:
+    with told_to_stop() as told, told.starting:
+        told.started()
+        signal.raise_signal(signal.SIGTERM)
+        with trio.fail_after(10):
+            await told.wait()
+        await trio.testing.wait_all_tasks_blocked()
+    assert not told.starting.cancelled_caught
