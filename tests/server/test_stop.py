@@ -44,7 +44,7 @@ async def test_where_none_came_they_mean_what_they_meant_before() -> None:
 
 
 async def test_a_signal_before_anybody_was_served_ends_the_start() -> None:
-    reached = []
+    reached: list[str] = []
     with told_to_stop() as told, told.starting:
         signal.raise_signal(signal.SIGTERM)
         await trio.sleep_forever()
