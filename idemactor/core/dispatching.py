@@ -14,8 +14,8 @@ cancel         unknown         cancelled, where         uncancellable           
 watch          unknown         the state                the state                   the state
 =============  ==============  =======================  ==========================  ==============================
 
-Whoever claimed it settles it with the commands of everybody: commit, release, doubt, with the token of the attempt. What
-nobody was seen to settle is never sent again to a destination that does not recognise it, and no time deletes it.
+Whoever claimed it settles it with the commands of everybody: commit, release, doubt, with the token of the attempt.
+What nobody was seen to settle is never sent again to a destination that does not recognise it, and no time deletes it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, assert_never
 
-from idemactor.core.commands import Cancel, Claim, Dispatch, Postpone, Watch
+from idemactor.core.commands import AckEvent, Cancel, Claim, Dispatch, NackEvent, Postpone, Watch
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Delivery, Ending, OperationState
 from idemactor.core.fingerprint import contradict
@@ -66,6 +66,33 @@ _ENDED: Final = {
 }
 
 CANNOT_RESEND: Final = "it may have been sent, and the destination does not recognise what it had before"
+
+
+def decide(
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Dispatch | Claim | Postpone | Cancel | Watch | AckEvent | NackEvent,
+    policy: Policy,
+    now: int,
+    fresh: Fresh,
+) -> Decision:
+    """Decide one of these commands; ``record`` and ``tombstone`` are as time has them at ``now``."""
+    match command:
+        case Dispatch():
+            return dispatch(entry, record, tombstone, command, policy, now, fresh)
+        case Claim():
+            return claim(entry, record, tombstone, command, policy, now, fresh)
+        case Postpone():
+            return postpone(entry, record, tombstone, command, now)
+        case Cancel():
+            return cancel(entry, record, tombstone, command, policy, now)
+        case Watch():
+            return Decision(watched(record, tombstone, command, policy, now))
+        case AckEvent() | NackEvent():
+            raise AssertionError("an event is no part of a record: the ledger answers for them")
+        case _:
+            assert_never(command)
 
 
 def state_of(record: Record, delivery: Delivery, policy: Policy, now: int) -> OperationState:

@@ -1,10 +1,10 @@
 """What waits to be delivered in one shard, in memory: which entry is due, and which one is the first of its line. Pure.
 
-The disk has it all; this is an index of what has not ended. Entries without ``order_key`` are due by time alone. Those
-of one ``order_key`` stand in line by their ``seq``, and only the head of a line can be due: while it is being delivered,
-waits to be tried again or is in doubt, everything behind it waits. A line may go through several shards, and each of
-them knows its own part; so a head that may have something before it elsewhere is shown to whoever takes, who asks the
-other shards (``stands_behind``), and sets it aside until one of them says that the line moved, or for a while.
+The disk has it all; this is an index of what has not ended. Entries without ``order_key`` are due by time alone.
+Those of one ``order_key`` stand in line by their ``seq``, and only the head of a line can be due: while it is being
+delivered, waits to be tried again or is in doubt, everything behind it waits. A line may go through several shards, and
+each of them knows its own part; so a head that may have something before it elsewhere is shown to whoever takes, who
+asks the other shards (``stands_behind``), and sets it aside until one of them says that the line moved, or for a while.
 """
 
 from __future__ import annotations

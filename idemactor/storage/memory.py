@@ -199,8 +199,10 @@ class MemoryEngine:
         return self._reading().incidents.get(incident_id)
 
     async def outbox(self) -> list[Open]:
-        """Everything in the outbox that has not ended, in order of ``seq``."""
-        disk = self._reading()
+        """Everything in the outbox that has not ended, in order of ``seq``; a part of opening, which fails apart."""
+        if not self._usable:
+            raise StorageError("the engine is not open")
+        disk = self.disk
         opened = [found for entry in disk.entries.values() if (found := _open(entry)) is not None]
         opened += [
             Open(Kind.EVENT, e.seq, *e.identity[:2], e.seq, e.content.order_key, State.PENDING, None, e.committed_at)
