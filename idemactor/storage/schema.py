@@ -300,12 +300,12 @@ SELECT_TALLIES: Final = f"SELECT tenant, namespace, {', '.join(TALLY_COLUMNS)} F
 HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
 # CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
 SELECT_OUTBOX: Final = """
-SELECT 0 AS kind, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
+SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
 FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
 WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL)
 UNION ALL
 SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
-ORDER BY seq, kind
+ORDER BY seq
 """
 SELECT_INTENT: Final = f"SELECT id, {', '.join(INTENT_COLUMNS)} FROM intents WHERE id = ?"
 SELECT_EVENT: Final = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq = ?"
