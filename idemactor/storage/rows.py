@@ -219,7 +219,7 @@ def intent_of(row: Row) -> tuple[int, Intent]:
 
 
 def event_row(event: Event) -> Row:
-    """The row of ``schema.INSERT_EVENT``."""
+    """The row of ``schema.UPSERT_EVENT``."""
     content = event.content
     what = (content.content_type, json.dumps(content.headers), content.body, content.order_key)
     return (event.seq, *event.identity, event.id, event.operation_id, event.committed_at, *what)

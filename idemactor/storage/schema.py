@@ -261,7 +261,8 @@ DELETE_DELIVERY: Final = "DELETE FROM deliveries WHERE id = ?"
 # A key that was released and is dispatched again may keep its entry, and so brings another intent for it.
 UPSERT_INTENT: Final = _upsert("intents", ("id",), ("id",), INTENT_COLUMNS)
 DELETE_INTENT: Final = "DELETE FROM intents WHERE id = ?"
-INSERT_EVENT: Final = _insert("events", EVENT_COLUMNS)
+# As everything that a replay writes, it may be written twice.
+UPSERT_EVENT: Final = _upsert("events", ("seq",), ("seq",), EVENT_COLUMNS[1:])
 DELETE_EVENT: Final = "DELETE FROM events WHERE seq = ?"
 
 _ENTRY: Final = ", ".join(f"records.{name}" for name in ENTRY_COLUMNS)

@@ -6,6 +6,7 @@ import hashlib
 import os
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import apsw
 import pytest
@@ -223,7 +224,7 @@ def fill(directory: Path) -> Path:
     return path
 
 
-def query(path: Path, sql: str) -> list[tuple[int, ...]]:
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
     connection = apsw.Connection(str(path))
     try:
         return connection.execute(sql).fetchall()
