@@ -449,7 +449,7 @@ def test_outbox_and_operations_use_their_indexes(path: Path) -> None:
     assert "SCAN deliveries USING INDEX deliveries_open\nSEARCH records USING INTEGER PRIMARY KEY" in outbox
     assert "TEMP B-TREE" not in outbox
     operation = plan(schema.SELECT_OPERATION, "operation", "default", "trade")
-    assert "SEARCH deliveries USING INDEX deliveries_by_operation (operation_id=?)" in operation
+    assert "SEARCH deliveries USING COVERING INDEX deliveries_by_operation (operation_id=?)" in operation
     assert "SEARCH records USING INDEX records_endings (tomb_operation_id=?)" in operation
     assert "SCAN" not in operation
     connection.close()
