@@ -208,7 +208,7 @@ class MemoryEngine:
             Open(Kind.EVENT, e.seq, *e.identity[:2], e.seq, e.content.order_key, State.PENDING, None, e.committed_at)
             for e in disk.events.values()
         ]
-        return sorted(opened, key=lambda each: (each.seq, each.kind))
+        return sorted(opened, key=lambda each: each.seq)
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
         """The entries of those ids that are there."""
