@@ -357,12 +357,15 @@ class Ledger(Generic[T]):
 
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
         item = self.outbox.event(command.identity, command.seq)
+        if isinstance(command, AckEvent):
+            if item is None and self.outbox.recalled:
+                return Acked(repeated=True)
+            self._work.acked.append(command.seq)
+            if item is not None:
+                self.outbox.acknowledge(item)
+            return Acked(repeated=False)
         if item is None:
             return Acked(repeated=True)
-        if isinstance(command, AckEvent):
-            self._work.acked.append(command.seq)
-            self.outbox.acknowledge(item)
-            return Acked(repeated=False)
         due_at = max(self._now, command.due_at)
         self.outbox.put_off(item, due_at)
         return Nacked(due_at)

@@ -55,7 +55,9 @@ class Outboxes:
         policies: Settings by namespace.
 
     Attributes:
-        recalled: Whether it holds what the disk has; until then nothing of it is true.
+        recalled: Whether it holds all that the disk has. Until then it holds the first part, up to ``complete_to``, and
+            what comes meanwhile is left to the disk: it stands behind everything else.
+        complete_to: The ``seq`` up to which it is complete, until it is ``recalled``.
     """
 
     def __init__(self, policies: Mapping[str, Policy]) -> None:
@@ -63,6 +65,7 @@ class Outboxes:
         self._index = Outbox()
         self._turn = 0
         self.recalled = False
+        self.complete_to = 0
         self.moves = Moves()
 
     def __len__(self) -> int:
@@ -111,6 +114,8 @@ class Outboxes:
             self._ended(Kind.INTENT, entry.id, namespace)
             return
         record, delivery = entry.record, entry.record.delivery
+        if not self._holds(delivery.seq):
+            return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
         if due is None and delivery.order_key is None and record.state is State.DOUBTED:
             # Nothing waits for it, and nobody may come for it.
@@ -124,10 +129,16 @@ class Outboxes:
 
     def announce(self, event: Event) -> None:
         """A commit put an event in."""
+        if not self._holds(event.seq):
+            return
         tenant, namespace, _ = event.identity
         key = (tenant, namespace, Kind.EVENT)
         self._index.add(key, event.seq, event.seq, event.committed_at, event.content.order_key, event.identity)
         self.moves.namespaces.add(namespace)
+
+    def _holds(self, seq: int) -> bool:
+        """Whether an entry of this ``seq`` has its place here already."""
+        return self.recalled or seq <= self.complete_to
 
     def event(self, identity: Identity, seq: int) -> Item | None:
         """The event of that number, if it is this tenant's and namespace's."""
@@ -207,7 +218,10 @@ class Outboxes:
 
     def behind(self, namespace: str, turns: Iterable[Turn]) -> tuple[Turn, ...]:
         """Those that have something before them here."""
-        return tuple(t for t in turns if self._index.stands_behind(_line(namespace, t), t.seq))
+        # What is not read yet may be before it.
+        return tuple(
+            t for t in turns if not self._holds(t.seq) or self._index.stands_behind(_line(namespace, t), t.seq)
+        )
 
     def moved(self, namespace: str, turns: Iterable[Turn]) -> None:
         """The head of these lines ended in another shard."""

@@ -301,12 +301,24 @@ SELECT_TALLIES: Final = f"SELECT tenant, namespace, {', '.join(TALLY_COLUMNS)} F
 HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
 # CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
 SELECT_OUTBOX: Final = """
-SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
-FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
-WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL)
+SELECT * FROM (
+    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
+    FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
+    WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL) AND seq > ?1
+    ORDER BY seq LIMIT ?2
+)
 UNION ALL
-SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
-ORDER BY seq
+SELECT * FROM (
+    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
+    WHERE seq > ?1 ORDER BY seq LIMIT ?2
+)
+ORDER BY 5 LIMIT ?2
+"""
+SELECT_LAST_SEQ: Final = """
+SELECT max(
+    coalesce((SELECT max(seq) FROM deliveries INDEXED BY deliveries_open WHERE ending IS NULL), 0),
+    coalesce((SELECT max(seq) FROM events), 0)
+)
 """
 SELECT_INTENT: Final = f"SELECT id, {', '.join(INTENT_COLUMNS)} FROM intents WHERE id = ?"
 SELECT_EVENT: Final = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq = ?"

@@ -262,14 +262,18 @@ class EngineContract:
         entry = dispatched(1, name("k"))
         await put(engine, entry, intents={1: INTENT})
         await put(engine, deletes=[entry])
-        assert (await engine.load_ids([1]), await engine.load_intents([1]), await engine.outbox()) == ({}, {}, [])
+        assert (await engine.load_ids([1]), await engine.load_intents([1]), await engine.outbox(0, 1_000)) == (
+            {},
+            {},
+            [],
+        )
         assert await engine.find_operation("default", "trade", "operation-1") is None
 
     async def test_an_entry_may_lose_its_delivery_and_get_another(self, engine: Engine) -> None:
         await put(engine, dispatched(1, name("k")), intents={1: INTENT})
         released = Tombstone(1, None, "operation-1", NOW + 9, ending=Ending.RELEASED)
         await put(engine, Entry(1, name("k"), None, released, NOW + 9), undelivered=[1])
-        assert (await engine.load_intents([1]), await engine.outbox()) == ({}, [])
+        assert (await engine.load_intents([1]), await engine.outbox(0, 1_000)) == ({}, [])
         assert await engine.find_operation("default", "trade", "operation-1") == name("k")
         again = replace(dispatched(1, name("k"), operation_id="operation-2"), tombstone=released)
         await put(engine, again, intents={1: INTENT})
@@ -280,7 +284,7 @@ class EngineContract:
         await put(engine, third, undelivered=[1], intents={1: other})
         assert await engine.load_ids([1]) == {1: third}
         assert await engine.load_intents([1]) == {1: other}
-        assert [each.id for each in await engine.outbox()] == [1]
+        assert [each.id for each in await engine.outbox(0, 1_000)] == [1]
         assert await engine.find_operation("default", "trade", "operation-2") is None
 
     async def test_an_operation_is_found_by_its_owner_alone_and_only_if_dispatched(self, engine: Engine) -> None:
@@ -329,11 +333,11 @@ class EngineContract:
             Open(Kind.EVENT, 45, *trade, 45, "account", State.PENDING, None, NOW),
             Open(Kind.INTENT, 1, *trade, 50, None, State.PENDING, None, NOW + 3),
         ]
-        assert await engine.outbox() == expected
+        assert await engine.outbox(0, 1_000) == expected
         await engine.close()
         engine = disk.engine()
         await engine.open()
-        assert await engine.outbox() == expected
+        assert await engine.outbox(0, 1_000) == expected
 
     async def test_events_stay_until_they_are_acknowledged(self, disk: Disk, engine: Engine) -> None:
         first = event(1, name("größer"), headers=(("a", "\ud800"),), body=b"\x00\xff", order_key="")
@@ -344,7 +348,7 @@ class EngineContract:
         engine = disk.engine()
         await engine.open()
         assert await engine.load_events([1, 2, 3, 4]) == {1: first, 3: event(3)}
-        assert [each.seq for each in await engine.outbox()] == [1, 3]
+        assert [each.seq for each in await engine.outbox(0, 1_000)] == [1, 3]
 
     async def test_the_oldest_pending_is_pending_or_lapsed(self, engine: Engine) -> None:
         await put(
@@ -367,7 +371,7 @@ class EngineContract:
                 await engine.load([name("k")])
             for question in (
                 engine.alarms(1),
-                engine.outbox(),
+                engine.outbox(0, 1_000),
                 engine.load_ids([]),
                 engine.load_intents([]),
                 engine.load_events([]),

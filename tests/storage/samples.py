@@ -255,7 +255,7 @@ async def picture(engine: Engine, opened: Opened, identities: set[Identity]) -> 
         await engine.load(sorted(identities)),
         await engine.alarms(10_000),
         incidents,
-        await engine.outbox(),
+        await engine.outbox(0, 1_000),
         by_id,
         await engine.load_intents(ids),
         await engine.load_events(range(4 * len(ids) + 100)),

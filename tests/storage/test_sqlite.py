@@ -442,12 +442,13 @@ def test_every_listing_uses_an_index(path: Path) -> None:
 def test_outbox_and_operations_use_their_indexes(path: Path) -> None:
     connection = apsw.Connection(str(path))
 
-    def plan(sql: str, *bindings: str) -> str:
+    def plan(sql: str, *bindings: object) -> str:
         return "\n".join(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings))
 
-    outbox = plan(schema.SELECT_OUTBOX)
-    assert "SCAN deliveries USING INDEX deliveries_open\nSEARCH records USING INTEGER PRIMARY KEY" in outbox
-    assert "TEMP B-TREE" not in outbox
+    outbox = plan(schema.SELECT_OUTBOX, 0, 10)
+    assert "SEARCH deliveries USING INDEX deliveries_open (seq>?)\nSEARCH records USING INTEGER PRIMARY KEY" in outbox
+    assert "SEARCH events USING INTEGER PRIMARY KEY (rowid>?)" in outbox
+    assert "SCAN deliveries" not in plan(schema.SELECT_LAST_SEQ)
     operation = plan(schema.SELECT_OPERATION, "operation", "default", "trade")
     assert "SEARCH deliveries USING COVERING INDEX deliveries_by_operation (operation_id=?)" in operation
     assert "SEARCH records USING INDEX records_endings (tomb_operation_id=?)" in operation

@@ -65,7 +65,7 @@ async def opened(path: Path, vfs: str | None = None) -> SqliteEngine:
 async def has_everything(engine: SqliteEngine | JournaledEngine) -> None:
     assert await engine.load([*format_1.ENTRIES, name("nobody")]) == format_1.ENTRIES
     assert await engine.list_incidents("default", "trade", 0, 9) == [StoredIncident(1, format_1.LATE)]
-    assert await engine.outbox() == []
+    assert await engine.outbox(0, 1_000) == []
     assert await engine.load_intents([1, 4, 5]) == {}
 
 
@@ -84,7 +84,7 @@ async def test_an_upgraded_file_takes_deliveries(path: Path) -> None:
     await engine.close()
     assert (await engine.open()).last_token == 7
     assert await engine.load_ids([6, 7]) == {6: entries[0], 7: entries[1]}
-    assert [each.id for each in await engine.outbox()] == [1, 6]
+    assert [each.id for each in await engine.outbox(0, 1_000)] == [1, 6]
     assert await engine.find_operation("default", "trade", "operation-7") == name("seven")
     assert await engine.load(list(format_1.ENTRIES)) == format_1.ENTRIES
     await engine.close()
