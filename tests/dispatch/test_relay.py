@@ -1,5 +1,7 @@
 """The relay: what is sent, how often, and how each kind of answer or silence ends."""
 
+# ruff: noqa: ARG001 - Time is virtual for whoever asks for the clock.
+
 from __future__ import annotations
 
 import itertools
@@ -7,6 +9,7 @@ import random
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from idemactor.core.commands import Doubt, Postpone
 from idemactor.core.policy import OnFailure
@@ -17,12 +20,10 @@ from idemactor.gateway.proxy.routes import SuccessRule
 from tests.dispatch.rig import EPOCH_MS, HOUR_MS, Row, answers, destination, now_ms, running
 from tests.gateway.proxy.rig import Behaviour, Received
 
-pytestmark = pytest.mark.usefixtures("autojump_clock")
-
 SOFT = SuccessRule("/success", True)
 
 
-async def test_an_intent_is_delivered_with_its_marks() -> None:
+async def test_an_intent_is_delivered_with_its_marks(autojump_clock: MockClock) -> None:
     headers = (("Content-Type", "text/plain"), ("Set-Cookie", "no"), ("Date", "no"))
     async with running(destination(secrets=(b"k" * 24,)), answers(201, b"done", *headers)) as rig:
         row = rig.shards.add("a")
@@ -43,7 +44,7 @@ async def test_an_intent_is_delivered_with_its_marks() -> None:
         assert rig.seen.results == ["succeeded"]
 
 
-async def test_what_was_there_at_the_start_is_found_without_a_bell() -> None:
+async def test_what_was_there_at_the_start_is_found_without_a_bell(autojump_clock: MockClock) -> None:
     async with running(destination(), answers(), shards=3) as rig:
         rig.bell.is_broken = True
         for number in range(6):
@@ -67,11 +68,7 @@ async def test_what_was_there_at_the_start_is_found_without_a_bell() -> None:
     ],
 )
 async def test_an_answer_ends_an_attempt(
-    status: int,
-    body: bytes,
-    changes: dict[str, object],
-    state: str,
-    result: str,
+    status: int, body: bytes, changes: dict[str, object], state: str, result: str, autojump_clock: MockClock
 ) -> None:
     async with running(destination(**changes), answers(status, body)) as rig:
         row = rig.shards.add("a")
@@ -108,7 +105,7 @@ AMBIGUOUS = [closes_half_way, says_garbage, hangs, hangs_in_its_answer, answers(
 
 @pytest.mark.parametrize("behaviour", AMBIGUOUS)
 async def test_what_may_have_happened_is_never_sent_again_blindly(
-    behaviour: Behaviour,
+    behaviour: Behaviour, autojump_clock: MockClock
 ) -> None:
     async with running(destination(), behaviour) as rig:
         row = rig.shards.add("a")
@@ -122,7 +119,7 @@ async def test_what_may_have_happened_is_never_sent_again_blindly(
 
 @pytest.mark.parametrize("behaviour", AMBIGUOUS)
 async def test_a_destination_that_recognises_the_id_gets_it_again(
-    behaviour: Behaviour,
+    behaviour: Behaviour, autojump_clock: MockClock
 ) -> None:
     async def at_first(received: Received) -> None:
         await (behaviour(received) if len(rig.requests) < 3 else received.answer(200, b"ok"))
@@ -135,14 +132,14 @@ async def test_a_destination_that_recognises_the_id_gets_it_again(
         assert [one.header("idempotency-takeover") for one in rig.requests] == [[], ["true"], ["true"]]
 
 
-async def test_a_request_ends_before_its_lease() -> None:
+async def test_a_request_ends_before_its_lease(autojump_clock: MockClock) -> None:
     async with running(destination(timeout_ms=60_000), hangs) as rig:
         row = rig.shards.add("a")
         await rig.until(lambda: row.state == "in_doubt")
         assert now_ms() <= row.lease_until - limits.SETTLE_MS_MIN
 
 
-async def test_a_destination_that_is_down_for_an_hour_is_probed_by_one_at_a_time() -> None:
+async def test_a_destination_that_is_down_for_an_hour_is_probed_by_one_at_a_time(autojump_clock: MockClock) -> None:
     async with running(destination(), answers(), shards=2, refuses=True) as rig:
         for number in range(60):
             rig.shards.add(str(number), shard=number % 2)
@@ -161,7 +158,7 @@ async def test_a_destination_that_is_down_for_an_hour_is_probed_by_one_at_a_time
         assert rig.seen.in_flight_max <= destination().concurrency
 
 
-async def test_a_backlog_is_drained_in_order_by_few_at_a_time() -> None:
+async def test_a_backlog_is_drained_in_order_by_few_at_a_time(autojump_clock: MockClock) -> None:
     async def slow(received: Received) -> None:
         await trio.sleep(0.01)
         await received.answer(200)
@@ -181,7 +178,7 @@ async def test_a_backlog_is_drained_in_order_by_few_at_a_time() -> None:
         assert rig.seen.in_flight_max <= 4
 
 
-async def test_a_destination_that_asks_to_wait_is_left_alone_as_a_whole() -> None:
+async def test_a_destination_that_asks_to_wait_is_left_alone_as_a_whole(autojump_clock: MockClock) -> None:
     at: list[float] = []
 
     async def busy(received: Received) -> None:
@@ -199,7 +196,7 @@ async def test_a_destination_that_asks_to_wait_is_left_alone_as_a_whole() -> Non
         assert at[1] - at[0] >= 120
 
 
-async def test_a_destination_that_says_too_many_without_a_time_is_not_flooded() -> None:
+async def test_a_destination_that_says_too_many_without_a_time_is_not_flooded(autojump_clock: MockClock) -> None:
     async with running(destination(), answers(429)) as rig:
         for number in range(100):
             rig.shards.add(str(number))
@@ -209,7 +206,7 @@ async def test_a_destination_that_says_too_many_without_a_time_is_not_flooded() 
         assert rig.seen.results.count("in_doubt") == 0
 
 
-async def test_a_refusal_is_spread_over_a_growing_time() -> None:
+async def test_a_refusal_is_spread_over_a_growing_time(autojump_clock: MockClock) -> None:
     at: list[float] = []
 
     async def busy(received: Received) -> None:
@@ -223,7 +220,7 @@ async def test_a_refusal_is_spread_over_a_growing_time() -> None:
         assert max(after - before for before, after in itertools.pairwise(at)) < 45
 
 
-async def test_flapping_executes_everything_once() -> None:
+async def test_flapping_executes_everything_once(autojump_clock: MockClock) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -252,7 +249,7 @@ async def test_flapping_executes_everything_once() -> None:
             assert [one for one in executed if one in ordered] == ordered
 
 
-async def test_lanes_are_strictly_one_after_the_other() -> None:
+async def test_lanes_are_strictly_one_after_the_other(autojump_clock: MockClock) -> None:
     under_way: set[str] = set()
 
     async def slow(received: Received) -> None:
@@ -273,7 +270,7 @@ async def test_lanes_are_strictly_one_after_the_other() -> None:
         assert rig.seen.in_flight_max == 2
 
 
-async def test_a_doubt_blocks_its_lane_and_nothing_else() -> None:
+async def test_a_doubt_blocks_its_lane_and_nothing_else(autojump_clock: MockClock) -> None:
     async def loses_one(received: Received) -> None:
         if b'"b"' in received.body:
             await received.stream.aclose()
@@ -290,7 +287,7 @@ async def test_a_doubt_blocks_its_lane_and_nothing_else() -> None:
         assert rig.shards.states() == {**expected, "other": "succeeded", "free": "succeeded"}
 
 
-async def test_a_shard_that_cannot_answer_holds_up_lanes_and_no_more() -> None:
+async def test_a_shard_that_cannot_answer_holds_up_lanes_and_no_more(autojump_clock: MockClock) -> None:
     async with running(destination(), answers(), shards=3) as rig:
         rig.shards.silent = {2}
         rig.shards.add("before", shard=2, order_key="x")
@@ -303,7 +300,7 @@ async def test_a_shard_that_cannot_answer_holds_up_lanes_and_no_more() -> None:
         assert rig.sent()[1:] == [rig.shards.row("before").operation_id, rig.shards.row("behind").operation_id]
 
 
-async def test_the_end_is_told_until_the_shard_takes_it() -> None:
+async def test_the_end_is_told_until_the_shard_takes_it(autojump_clock: MockClock) -> None:
     async def answers_late(received: Received) -> None:
         rig.shards.silent = {0}
         await received.answer(200, b"stored")
@@ -319,7 +316,7 @@ async def test_the_end_is_told_until_the_shard_takes_it() -> None:
 
 
 @pytest.mark.parametrize("recognised", [True, False])
-async def test_what_could_not_be_told_is_left_to_the_lease(recognised: bool) -> None:
+async def test_what_could_not_be_told_is_left_to_the_lease(recognised: bool, autojump_clock: MockClock) -> None:
     async def answers_into_the_void(received: Received) -> None:
         if len(rig.requests) == 1:
             rig.shards.silent = {0}
@@ -334,7 +331,7 @@ async def test_what_could_not_be_told_is_left_to_the_lease(recognised: bool) -> 
         assert rig.sent() == [row.operation_id] * (2 if recognised else 1)
 
 
-async def test_what_was_claimed_too_long_ago_is_given_back() -> None:
+async def test_what_was_claimed_too_long_ago_is_given_back(autojump_clock: MockClock) -> None:
     async with running(destination(), answers()) as rig:
         claim = rig.shards.claim
 
@@ -352,7 +349,7 @@ async def test_what_was_claimed_too_long_ago_is_given_back() -> None:
         assert rig.sent() == [row.operation_id]
 
 
-async def test_a_body_that_is_too_large_is_read_and_not_kept() -> None:
+async def test_a_body_that_is_too_large_is_read_and_not_kept(autojump_clock: MockClock) -> None:
     async with running(destination(), answers(200, b"x" * 1_048_577)) as rig:
         row = rig.shards.add("a")
         await rig.until_states("succeeded", most_s=2)
@@ -360,7 +357,7 @@ async def test_a_body_that_is_too_large_is_read_and_not_kept() -> None:
         assert row.outcome.omitted
 
 
-async def test_a_large_intent_and_an_early_answer() -> None:
+async def test_a_large_intent_and_an_early_answer(autojump_clock: MockClock) -> None:
     async with running(destination(), answers(200)) as rig:
         row = rig.shards.add("a")
         row.intent = type(row.intent)("", b"y" * 900_000)
@@ -369,7 +366,7 @@ async def test_a_large_intent_and_an_early_answer() -> None:
         assert rig.requests[0].header("content-type") == []
 
 
-async def test_a_request_that_is_none_of_http_does_not_count_against_the_destination() -> None:
+async def test_a_request_that_is_none_of_http_does_not_count_against_the_destination(autojump_clock: MockClock) -> None:
     async with running(destination(), answers()) as rig:
         for number in range(10):
             row = rig.shards.add(f"bad{number}", expires_in_ms=60_000)
@@ -381,7 +378,7 @@ async def test_a_request_that_is_none_of_http_does_not_count_against_the_destina
         assert rig.seen.breaker == []
 
 
-async def test_draining_lets_end_what_is_under_way() -> None:
+async def test_draining_lets_end_what_is_under_way(autojump_clock: MockClock) -> None:
     async def slow(received: Received) -> None:
         await trio.sleep(2)
         await received.answer(200)
@@ -396,7 +393,7 @@ async def test_draining_lets_end_what_is_under_way() -> None:
         assert sorted(rig.shards.states().values()) == ["queued"] * 4 + ["succeeded"] * 2
 
 
-async def test_draining_cuts_off_what_takes_too_long() -> None:
+async def test_draining_cuts_off_what_takes_too_long(autojump_clock: MockClock) -> None:
     async with running(destination(timeout_ms=600_000), hangs) as rig:
         rig.shards.add("a")
         await trio.sleep(1)
@@ -406,7 +403,7 @@ async def test_draining_cuts_off_what_takes_too_long() -> None:
         assert rig.shards.states() == {"a": "in_doubt"}
 
 
-async def test_a_relay_that_is_cut_off_tells_what_it_knows() -> None:
+async def test_a_relay_that_is_cut_off_tells_what_it_knows(autojump_clock: MockClock) -> None:
     async with running(destination(), hangs) as rig:
         rig.shards.add("a")
         await trio.sleep(1)
