@@ -29,6 +29,7 @@ from idemactor.core.delivery import Delivery, Ending, OperationState
 from idemactor.core.fingerprint import contradict
 from idemactor.core.ids import uuid7
 from idemactor.core.lifetimes import (
+    committed,
     doubted,
     entry_with,
     freed,
@@ -84,7 +85,7 @@ def decide(
         case Claim():
             return claim(entry, record, tombstone, command, policy, now, fresh)
         case Postpone():
-            return postpone(entry, record, tombstone, command, now)
+            return postpone(entry, record, tombstone, command, policy, now)
         case Cancel():
             return cancel(entry, record, tombstone, command, policy, now)
         case Watch():
@@ -234,7 +235,12 @@ def claim(
 
 
 def postpone(
-    entry: Entry | None, record: Record | None, tombstone: Tombstone | None, command: Postpone, now: int
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Postpone,
+    policy: Policy,
+    now: int,
 ) -> Decision:
     """The attempt is over, and the operation waits for the next one."""
     if entry is None or record is None:
@@ -247,15 +253,20 @@ def postpone(
     if record.lease_expires_at is None:
         return Decision(Postponed(known(delivery.due_at)))
     due = max(now, command.due_at)
-    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise only about this one.
-    before = delivery.perhaps_sent and record.state is State.PENDING
+    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise, be it late, by whoever
+    # knows about this attempt alone.
+    perhaps_sent = command.perhaps_sent or (delivery.perhaps_sent and record.state is not State.DOUBTED)
     kept = replace(
         record,
         state=State.PENDING,
         lease_expires_at=None,
         reason=command.reason,
-        delivery=replace(delivery, due_at=due, perhaps_sent=before or command.perhaps_sent),
+        delivery=replace(delivery, due_at=due, perhaps_sent=perhaps_sent),
     )
+    if now >= delivery.deliver_until and not perhaps_sent:
+        # It ends now, and not when its time was over: until now nobody could be told how, and its outcome is kept as
+        # long as any other.
+        kept = committed(kept, None, None, policy, now, ending=Ending.EXPIRED)
     return Decision(Postponed(due), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
 
 

@@ -99,7 +99,7 @@ class Outboxes:
         due = queued_until
         if kind is Kind.INTENT:
             due = due_at(state, lease_expires_at, queued_until, self._policies[namespace])
-        if due is not None or order_key is not None:
+        if _is_waited_for(state, due, order_key):
             self._index.add((tenant, namespace, kind), entry_id, seq, due, order_key)
         self.moves.namespaces.add(namespace)
 
@@ -117,14 +117,18 @@ class Outboxes:
         if not self._holds(delivery.seq):
             return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
-        if due is None and delivery.order_key is None and record.state is State.DOUBTED:
-            # Nothing waits for it, and nobody may come for it.
+        earlier = before.record.delivery if before is not None and before.record is not None else None
+        renewed = earlier is not None and earlier.seq != delivery.seq
+        if renewed or not _is_waited_for(record.state, due, delivery.order_key):
+            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
             self._ended(Kind.INTENT, entry.id, namespace)
+        if not _is_waited_for(record.state, due, delivery.order_key):
             return
         if not self._index.change(Kind.INTENT, entry.id, due):
             key = (entry.identity.tenant, namespace, Kind.INTENT)
             self._index.add(key, entry.id, delivery.seq, due, delivery.order_key, entry.identity)
-        if due is not None:
+        if due is not None and record.lease_expires_at is None:
+            # Whoever claimed it has been told when its lease ends, and needs no ring for that.
             self.moves.namespaces.add(namespace)
 
     def announce(self, event: Event) -> None:
@@ -236,6 +240,11 @@ class Outboxes:
 
 def _line(namespace: str, turn: Turn) -> LineKey:
     return (turn.tenant, namespace, turn.kind, turn.order_key)
+
+
+def _is_waited_for(state: State, due: int | None, order_key: str | None) -> bool:
+    """Whether anybody may come for it, has it in hand, or stands behind it: what is only in doubt is nobody's here."""
+    return due is not None or order_key is not None or state is State.PENDING
 
 
 def _open_record(entry: Entry | None) -> Entry | None:
