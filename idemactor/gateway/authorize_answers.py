@@ -19,7 +19,7 @@ import re
 from typing import Final, assert_never
 
 from idemactor.core.commands import Accept
-from idemactor.core.decide import in_doubt, in_flight
+from idemactor.core.told import in_doubt, in_flight
 from idemactor.core.record import Outcome, Record, State
 from idemactor.core.replies import (
     Accepted,

@@ -18,7 +18,8 @@ from idemactor.core.commands import (
     Resolve,
     Verdict,
 )
-from idemactor.core.decide import Decision, Fresh, decide, sweep
+from idemactor.core.decide import decide, sweep
+from idemactor.core.decision import Decision, Fresh
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.policy import Policy
