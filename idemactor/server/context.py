@@ -12,7 +12,7 @@ from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.shard_map import ALONE, ShardMap
-from idemactor.shard.errands import Waiting
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Router
 
 
@@ -32,8 +32,7 @@ class ServerContext:
             this process.
         lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
-        bell: Says when something happened in a namespace's outbox; None: nobody does, and who waits has a look
-            every now and then.
+        bell: The one of the shards: says when something happened in a namespace's outbox.
         sources: The kinds of sender that are known, by name.
     """
 
@@ -47,5 +46,5 @@ class ServerContext:
     reports: Callable[[], Awaitable[dict[int, str | None]]] | None = None
     lane: Lane | None = None
     draining: bool = False
-    bell: Waiting | None = None
+    bell: Bell = field(default_factory=Bell)
     sources: Mapping[str, Source] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from functools import partial
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 import trio
 
@@ -20,7 +20,7 @@ from idemactor.errors import RequestError
 from idemactor.server.context import ServerContext
 from idemactor.server.operations import ask_shard, carry_out
 from idemactor.shard import errands
-from idemactor.shard.errands import NotNow, Waiting, Wanted
+from idemactor.shard.errands import NotNow, Wanted
 from idemactor.shard.mailbox import Answer
 from idemactor.wire.fields import Dialect
 from idemactor.wire.outbox import Poll, kinds_of, no_such_operation, poll_body
@@ -72,7 +72,7 @@ async def poll(context: ServerContext, scope: Scope, asked: Poll, dialect: Diale
         shards,
         wanted,
         wait_ms=asked.wait_ms,
-        news=context.bell or _NO_NEWS,
+        bell=context.bell,
         now_ms=context.now_ms,
         first=random.randrange(shards),
         is_over=lambda: context.draining,
@@ -106,14 +106,3 @@ def _not_now(answer: NotNow) -> RequestError:
     refusal = refusal_of(answer)
     assert refusal is not None
     return RequestError(refusal.code, detail_of(answer), retry_after_ms=answer.retry_after_ms)
-
-
-class _NoNews:
-    """Nobody rings: time passes."""
-
-    async def wait(self, namespace: str, timeout_s: float) -> None:  # noqa: ARG002
-        """See ``Waiting``."""
-        await trio.sleep(timeout_s)
-
-
-_NO_NEWS: Final[Waiting] = _NoNews()

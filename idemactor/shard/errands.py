@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 import trio
 
@@ -29,11 +29,13 @@ from idemactor.core.queries import (
     Turn,
 )
 from idemactor.core.replies import Overloaded, Unavailable
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Answer
 
 Ask: TypeAlias = Callable[[int, Query], Awaitable[Answer]]
 """Asks one shard, by its number."""
 NotNow: TypeAlias = Overloaded | Unavailable
+Turns: TypeAlias = tuple[Turn, ...]
 
 LOOK_MS: Final = 1_000
 """How often who waits for something to fetch has a look, whether or not anybody rang."""
@@ -41,13 +43,6 @@ NEXT_MS_MIN: Final = 10
 """How long it waits at least for what is said to be due: it may stand behind something elsewhere."""
 
 _MS_PER_S: Final = 1_000
-
-
-class Waiting(Protocol):
-    """Where news of the outbox come from."""
-
-    async def wait(self, namespace: str, timeout_s: float) -> object:
-        """Return once something happened in the namespace's outbox since the last time, or time is over."""
 
 
 async def ask_all(ask: Ask, shards: Sequence[int], query: Query) -> list[Answer]:
@@ -158,7 +153,7 @@ async def poll(
     wanted: Wanted,
     *,
     wait_ms: int,
-    news: Waiting,
+    bell: Bell,
     now_ms: Callable[[], int],
     first: int,
     is_over: Callable[[], bool],
@@ -170,59 +165,64 @@ async def poll(
         shards: How many there are.
         wanted: What to take.
         wait_ms: How long to wait for the first.
-        news: Says when to look again.
+        bell: Says when to look again.
         now_ms: The shards' clock, milliseconds since the epoch.
         first: Where to begin, so that not everybody begins at the same shard.
         is_over: Whether nobody may wait any longer.
     """
     ends_at = trio.current_time() + wait_ms / _MS_PER_S
     while True:
+        rung = bell.count(wanted.namespace)
         haul = await take_round(ask, shards, wanted, first)
         left_s = ends_at - trio.current_time()
         if len(haul) or left_s <= 0 or is_over():
             return haul
         pause_ms = LOOK_MS if haul.next_at is None else min(LOOK_MS, max(NEXT_MS_MIN, haul.next_at - now_ms()))
-        await news.wait(wanted.namespace, min(left_s, pause_ms / _MS_PER_S))
+        await bell.wait(wanted.namespace, min(left_s, pause_ms / _MS_PER_S), rung)
 
 
 async def _take_from(ask: Ask, shard: int, shards: int, wanted: Wanted, haul: Haul) -> None:
-    """What a shard has without an order first, then what it has whose turn it is."""
-    heads = await _take(ask, shard, wanted, (), haul)
-    if not heads or len(haul) >= wanted.max:
-        return
-    others = [other for other in range(shards) if other != shard]
-    turns = await _in_turn(ask, others, wanted.namespace, heads, haul)
-    if turns:
-        await _take(ask, shard, wanted, turns, haul)
-
-
-async def _take(ask: Ask, shard: int, wanted: Wanted, turns: tuple[Turn, ...], haul: Haul) -> tuple[Turn, ...]:
+    """What a shard has without an order, at most half of what there is room for, so that room is left for the rest:
+    what has an order and whose turn it is.
+    """
     room = wanted.max - len(haul)
-    query = Take(wanted.namespace, wanted.tenant, wanted.kinds, room, wanted.lease_ms, wanted.holder, turns)
+    taken = await _take(ask, shard, wanted, room - room // 2, (), (), haul)
+    room = wanted.max - len(haul)
+    if taken is None or room <= 0 or not (taken.heads or taken.more):
+        return
+    behind = await _behind(ask, [other for other in range(shards) if other != shard], wanted.namespace, taken.heads)
+    if isinstance(behind, frozenset):
+        turns = tuple(turn for turn in taken.heads if turn not in behind)
+        await _take(ask, shard, wanted, room, turns, tuple(behind), haul)
+    else:
+        haul.missing = behind
+
+
+async def _take(
+    ask: Ask, shard: int, wanted: Wanted, room: int, turns: Turns, behind: Turns, haul: Haul
+) -> Taken | None:
+    query = Take(wanted.namespace, wanted.tenant, wanted.kinds, room, wanted.lease_ms, wanted.holder, turns, behind)
     answer = await ask(shard, query)
     match answer:
         case Taken():
             haul.add(answer)
-            return answer.heads
+            return answer
         case Overloaded() | Unavailable():
             haul.missing = answer
-            return ()
+            return None
         case _:
             raise TypeError(f"{type(answer).__name__} is nothing that was taken")
 
 
-async def _in_turn(
-    ask: Ask, others: Sequence[int], namespace: str, heads: tuple[Turn, ...], haul: Haul
-) -> tuple[Turn, ...]:
-    """Those of ``heads`` that stand behind nothing in any other shard."""
+async def _behind(ask: Ask, others: Sequence[int], namespace: str, heads: Turns) -> frozenset[Turn] | NotNow:
+    """Those of ``heads`` that stand behind something in another shard."""
     behind: set[Turn] = set()
-    for answer in await ask_all(ask, others, Heads(namespace, heads)):
+    for answer in await ask_all(ask, others if heads else (), Heads(namespace, heads)):
         match answer:
             case Behind():
                 behind.update(answer.turns)
             case Overloaded() | Unavailable():
-                haul.missing = answer
-                return ()
+                return answer
             case _:
                 raise TypeError(f"{type(answer).__name__} does not say what is behind what")
-    return tuple(turn for turn in heads if turn not in behind)
+    return frozenset(behind)

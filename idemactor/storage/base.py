@@ -67,9 +67,7 @@ class Batch:
     def empty(self) -> bool:
         """Whether there is nothing to write: such a batch only needs ``confirm``."""
         # An intent comes with its entry, and so does what is undelivered.
-        return not (
-            self.puts or self.deletes or self.incidents or self.acknowledged or self.events or self.acked
-        )
+        return not (self.puts or self.deletes or self.incidents or self.acknowledged or self.events or self.acked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from idemactor.core.queries import (
     IncidentsPage,
     Inspected,
     NoSuchIncident,
+    Noted,
     OperationAt,
     Query,
     RecordsPage,
@@ -151,7 +152,7 @@ def body_of(  # noqa: C901 - One case for each answer.
             return {"result": "acknowledged", "repeated": answer.repeated}
         case Postponed() | Nacked():
             return {"result": "postponed", "due_at": answer.due_at}
-        case Claimed() | NotDue() | Taken() | Behind() | OperationAt():
+        case Claimed() | NotDue() | Taken() | Behind() | OperationAt() | Noted():
             raise TypeError(f"{type(answer).__name__} is between a shard and who delivers")
         case RecordsPage() | IncidentsPage() | Inspected():
             raise TypeError(f"{type(answer).__name__} answers no single call")
@@ -302,7 +303,7 @@ def _told(answer: _Refused) -> dict[str, object]:  # noqa: C901 - One case for e
         case Unsettled():
             return {"code": Code.UNSETTLED.value}
         case Uncancellable():
-            return {"code": Code.UNCANCELLABLE.value, "state": answer.state.value}
+            return {"result": "uncancellable", "code": Code.UNCANCELLABLE.value, "state": answer.state.value}
         case QuotaExceeded() | OutboxFull():
             return {"code": Code.QUOTA_EXCEEDED.value}
         case Overloaded():

@@ -10,7 +10,6 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.contents import (
     BODY_MEMBERS,
     GIVEN_BODY_SCHEMAS,
-    HEADERS_SCHEMA,
     ONE_BODY,
     body_of_members,
     header_pairs,
@@ -26,16 +25,35 @@ ORDER_KEY: Final = text(limits.ORDER_KEY_CHARS_MAX, chars_min=1)
 _INTENT: Final = {dialect: names | {"content_type", "headers"} for dialect, names in BODY_MEMBERS.items()}
 _EVENT: Final = {dialect: names | {"order_key"} for dialect, names in _INTENT.items()}
 
+_NAME_PATTERN: Final = r"^[!#$%&'*+.^_`|~0-9A-Za-z-]+$"
+_VALUE_PATTERN: Final = r"^(?:[^\x00-\x20\x7f-\x9f](?:[^\x00-\x08\x0a-\x1f\x7f-\x9f]*[^\x00-\x20\x7f-\x9f])?)?$"
+_VALUE: Final = {"type": "string", "pattern": _VALUE_PATTERN}
 _HEADERS_SCHEMA: Final = {
     "anyOf": [
-        HEADERS_SCHEMA | {"maxItems": limits.INTENT_HEADERS_MAX},
-        {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": limits.INTENT_HEADERS_MAX},
+        {
+            "type": "array",
+            "items": {
+                "type": "array",
+                "prefixItems": [{"type": "string", "pattern": _NAME_PATTERN}, _VALUE],
+                "minItems": 2,
+                "maxItems": 2,
+            },
+            "maxItems": limits.INTENT_HEADERS_MAX,
+        },
+        {
+            "type": "object",
+            "propertyNames": {"pattern": _NAME_PATTERN},
+            "additionalProperties": _VALUE,
+            "maxProperties": limits.INTENT_HEADERS_MAX,
+        },
         {"type": "null"},
     ],
     "description": "Name and value pairs, or an object of them; none of the connection, none that the relay sets.",
 }
 _CONTENT_SCHEMAS: Final = {
-    "content_type": {"anyOf": [_CONTENT_TYPE.schema, {"type": "null"}]},
+    "content_type": {
+        "anyOf": [dict(_CONTENT_TYPE.schema) | {"pattern": _VALUE_PATTERN}, {"type": "null"}],
+    },
     "headers": _HEADERS_SCHEMA,
     **GIVEN_BODY_SCHEMAS,
 }

@@ -13,6 +13,7 @@ from idemactor.core.queries import (
     IncidentsPage,
     Inspected,
     NoSuchIncident,
+    Noted,
     OperationAt,
     RecordsPage,
     Taken,
@@ -133,7 +134,9 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
             return _UNAVAILABLE
         case NoSuchIncident():
             return _NO_SUCH_INCIDENT
-        case RecordsPage() | IncidentsPage() | Acknowledged() | Inspected() | Taken() | Behind() | OperationAt():
+        case RecordsPage() | IncidentsPage() | Acknowledged() | Inspected():
+            return None
+        case Taken() | Behind() | OperationAt() | Noted():
             return None
         case _:
             assert_never(answer)
@@ -198,6 +201,7 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
             | Taken()
             | Behind()
             | OperationAt()
+            | Noted()
         ):
             return "It was done as asked."
         case _:
