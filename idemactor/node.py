@@ -21,7 +21,7 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
+from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -50,6 +50,7 @@ from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import told_to_stop
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
@@ -96,8 +97,10 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
         async with open_engines(directory, durability) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
-            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
-            context = make_context(config, router, observer, metrics, clock)
+            bell = Bell()
+            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell), observer)
+            bell.on_moved = router.lines_moved
+            context = make_context(config, router, observer, metrics, clock, bell)
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
                 _bound(config.http, ALPN_PROTOCOLS) as http,
@@ -112,13 +115,14 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
 
 
 def make_context(
-    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
+    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock, bell: Bell
 ) -> ServerContext:
     """What the doors of a process are given."""
     resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
     authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
+    context.bell = bell
     return context
 
 
@@ -202,13 +206,14 @@ def make_shards(
     clock: Clock,
     observer: Observer,
     census: Census,
+    bell: Bell,
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
-    entropy, broom = system_entropy(), Broom()
+    entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer)
         for number, (engine, opened) in engines.items()
     ]
 

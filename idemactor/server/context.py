@@ -34,6 +34,7 @@ class ServerContext:
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
         bell: The one of the shards: says when something happened in a namespace's outbox.
         sources: The kinds of sender that are known, by name.
+        bell: Rings when there may be something in an outbox.
     """
 
     router: Router
@@ -48,3 +49,4 @@ class ServerContext:
     draining: bool = False
     bell: Bell = field(default_factory=Bell)
     sources: Mapping[str, Source] = field(default_factory=dict)
+    bell: Bell = field(default_factory=Bell)

@@ -43,10 +43,12 @@ class Batch:
         incidents: New incidents; one that is there already for its token is left as it is.
         acknowledged: Ids of incidents to remove.
         tallies: The new absolute counts of every tenant and namespace that changed.
-        intents: The intents of entries that are new, by the entry's id; one goes with its entry, or by ``undelivered``.
-        undelivered: Ids of entries that stay and have no delivery any more: their deliveries and intents go.
-        events: New events.
-        acked: The ``seq`` of events to remove.
+        intents: The intents of operations that are new, by the entry's id; one goes with its entry, or by
+            ``undelivered``.
+        undelivered: Ids of entries that stay and lost their delivery: it and its intent go. That comes before ``puts``
+            and ``intents``: what lost one delivery and got another in the same batch is in all three.
+        events: New events; none has the ``seq`` of one that is still there.
+        acked: The ``seq`` of events to remove, after the new ones came.
         journal_seq: The number of the latest journal batch that this one includes, 0 where there is no journal.
     """
 

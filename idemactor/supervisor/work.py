@@ -33,6 +33,7 @@ from idemactor.observability.observer import Observers
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.shard.actor import Shard
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
@@ -133,16 +134,18 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         metrics, census = Metrics(), SharedCensus()
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census)
+        bell = Bell()
+        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, bell)
         peers = {
-            number: Peer(worker, number, census, metrics.counted)
+            number: Peer(worker, number, census, metrics.counted, bell)
             for number in range(given.config.server.workers)
             if number != worker
         }
         router = Router(_places(given, shards, peers), observer)
         lane = Lane(router.route)
         mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
-        context = make_context(given.config, router, observer, metrics, clock)
+        bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
+        context = make_context(given.config, router, observer, metrics, clock, bell)
         context.shard_map = given.doors.shard_map(given.directory.shards, worker)
         context.reports = functools.partial(_reports, worker, metrics, mesh)
         context.lane = lane
