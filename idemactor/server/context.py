@@ -32,7 +32,6 @@ class ServerContext:
             this process.
         lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
-        bell: The one of the shards: says when something happened in a namespace's outbox.
         sources: The kinds of sender that are known, by name.
         bell: Rings when there may be something in an outbox.
     """
@@ -47,6 +46,5 @@ class ServerContext:
     reports: Callable[[], Awaitable[dict[int, str | None]]] | None = None
     lane: Lane | None = None
     draining: bool = False
-    bell: Bell = field(default_factory=Bell)
     sources: Mapping[str, Source] = field(default_factory=dict)
     bell: Bell = field(default_factory=Bell)
