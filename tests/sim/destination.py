@@ -83,12 +83,13 @@ class Destination:
             there.set()
 
     def _do(self, identity: Identity, operation_id: str, order_key: str | None) -> Said:
+        roll = 1.0 if self.calm else self.rng.random()
+        if roll < 0.2:
+            # Who has too much to do says so before it looks.
+            return Said.REFUSED
         known = self.answers.get(operation_id)
         if known is not None and identity.namespace == SAFE:
             return known
-        roll = 1.0 if self.calm else self.rng.random()
-        if roll < 0.2:
-            return Said.REFUSED
         said = Said.FAILED if roll < 0.26 else Said.DONE
         self.answers[operation_id] = said
         if said is Said.DONE:

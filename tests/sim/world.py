@@ -168,8 +168,10 @@ class World:
             self.history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
         self.node, self.up = None, trio.Event()
         shards.cancel()
-        for waiting in (*self.history.ops, *self.dispatches.ops, *self.questions):
-            waiting.break_off()
+        for op in (*self.history.ops, *self.dispatches.ops):
+            op.break_off()
+        for question in self.questions:
+            question.break_off()
         self.history.deciding_ms.clear()
 
     async def _come_to_rest(self, _shards: trio.CancelScope) -> None:
