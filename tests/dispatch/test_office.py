@@ -30,7 +30,7 @@ async def test_a_fault_of_ours_is_begun_again_after(autojump_clock: MockClock) -
                 raise RuntimeError("planted")
             await wait(namespace, timeout_s)
 
-        rig.bell.wait = breaks  # type: ignore[method-assign]
+        rig.bell.wait = breaks  # type: ignore[method-assign,assignment]
         row = rig.shards.add("a")
         await rig.until_states("succeeded", most_s=60)
         await trio.sleep(5)

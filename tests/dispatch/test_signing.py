@@ -52,4 +52,4 @@ def test_our_own_doors_accept_it(body: bytes) -> None:
 
 
 def test_without_a_secret_nothing_is_signed() -> None:
-    assert signed(BODY) == ((), pytest.approx(time.time() * 1000, abs=10_000))
+    assert signed(BODY)[0] == ()
