@@ -27,6 +27,8 @@ class _Standing:
 
     Attributes:
         rung: Whether something may be due there.
+        behind: Heads of lines that it showed and that have something before them elsewhere: it is told with the next
+            question, and sets them aside.
         next_at: When something will be.
         silent_until: It could not answer a moment ago, and is left alone until then.
     """
@@ -34,6 +36,7 @@ class _Standing:
     rung: bool = True
     next_at: float = math.inf
     silent_until: float = 0
+    behind: tuple[Turn, ...] = ()
 
     def ask_at(self, now: float) -> float:
         """When it should be asked; ``now`` or earlier: at once."""
@@ -97,6 +100,8 @@ class Taker:
         self, shard: int, turns: tuple[Turn, ...], room: Callable[[], int], begin: Callable[[TakenIntent], None]
     ) -> None:
         left = await self._unpreceded(shard, turns)
+        first = set(left)
+        self._standings[shard].behind += tuple(turn for turn in turns if turn not in first)
         while left and room() > 0:
             some, left = left[: room()], left[room() :]
             await self._take(shard, some, room, begin)
@@ -120,7 +125,8 @@ class Taker:
         """Ask one shard; returns what is due there and waits for its turn."""
         standing = self._standings[shard]
         standing.rung = False
-        query = Take(self._namespace, None, (Kind.INTENT,), room(), self._lease_ms, self._holder, turns)
+        behind, standing.behind = standing.behind, ()
+        query = Take(self._namespace, None, (Kind.INTENT,), room(), self._lease_ms, self._holder, turns, behind)
         answer = await self._shards.ask(shard, query)
         now = self._now_ms()
         if not isinstance(answer, Taken):

@@ -28,7 +28,9 @@ LIMITS: Final[dict[str, int]] = {
     "intent_headers_max": limits.INTENT_HEADERS_MAX,
     "events_per_commit_max": limits.EVENTS_PER_COMMIT_MAX,
     "events_bytes_max": limits.EVENTS_BYTES_MAX,
+    "outbox_entries_max": limits.OUTBOX_ENTRIES_MAX,
     "poll_max": limits.POLL_MAX,
+    "poll_bytes_max": limits.POLL_BYTES_MAX,
 }
 """The bounds that a caller can run into, the same in every namespace."""
 
