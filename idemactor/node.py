@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 import os
+import random
 import resource
 import ssl
 import time
@@ -23,7 +24,10 @@ from prometheus_client.metrics_core import Metric
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
+from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
+from idemactor.dispatch.office import DispatchOffice, destinations_of
+from idemactor.dispatch.relay import Surroundings
+from idemactor.dispatch.shards import RoutedShards
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -56,6 +60,7 @@ from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, Serv
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
@@ -100,8 +105,8 @@ class Life:
         draining: Is called when nothing new is taken any more.
         beat: Is called every ``beat_ms`` for as long as the loop and all shards turn; None: nobody wants to know.
         beat_ms: How often, milliseconds.
-        all_settled: Waits until every other process has brought to its end what its proxy has under way: the shards are
-            needed for that.
+        all_settled: Waits until every other process has brought to its end what its proxy and its relays have under
+            way: the shards are needed for that.
     """
 
     told: Told
@@ -160,10 +165,12 @@ async def _serve(config: ServerConfig, sockets: Inherited, life: Life, telemetry
         async with open_engines(directory, durability) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
+            bell = Bell()
             metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
-            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), telemetry)
+            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell, telemetry)
             router = Router(shards, observer)
-            context = make_context(config, router, observer, metrics, clock)
+            bell.on_moved = router.lines_moved
+            context = make_context(config, router, observer, metrics, clock, bell)
             context.tracing = telemetry
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
@@ -173,10 +180,10 @@ async def _serve(config: ServerConfig, sockets: Inherited, life: Life, telemetry
             ):
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
-                proxy = make_proxy(config, context)
+                proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
                 async with measured(telemetry, context):
-                    await serve_doors(context, http, rpc, gateway, proxy, most, life)
+                    await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
 
 
 @contextlib.asynccontextmanager
@@ -223,13 +230,14 @@ async def measured(telemetry: Telemetry | None, context: ServerContext) -> Async
 
 
 def make_context(
-    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
+    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock, bell: Bell
 ) -> ServerContext:
     """What the doors of a process are given."""
     resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
     authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
+    context.bell = bell
     return context
 
 
@@ -239,6 +247,7 @@ async def serve_doors(
     rpc: Sequence[SocketListener],
     gateway: Sequence[SocketListener],
     proxy: ProxyDoor | None,
+    office: DispatchOffice,
     connections_max: int,
     life: Life,
 ) -> None:
@@ -259,6 +268,7 @@ async def serve_doors(
         if proxy is not None:
             accept = AcceptLimits(connections_max=connections_max)
             await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
+        await doors.start(office.run)
         _spare_the_collector()
         life.told.started()
         life.announce(ready_line(http, rpc, gateway))
@@ -269,8 +279,7 @@ async def serve_doors(
         heartbeat.stopping()
         life.draining()
         context.draining = True
-        if proxy is not None:
-            await _drain(proxy, context.router, life)
+        await _drain(proxy, office, context.router, life)
         context.router.close()
         http_door.drain()
         rpc_door.drain()
@@ -292,12 +301,16 @@ async def _beating(context: ServerContext, life: Life) -> AsyncIterator[Heartbea
         nursery.cancel_scope.cancel()
 
 
-async def _drain(proxy: ProxyDoor, router: Router, life: Life) -> None:
-    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
-    proxy.drain()
+async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router, life: Life) -> None:
+    """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
+    office.drain()
+    if proxy is not None:
+        proxy.drain()
     router.settle_only()
     with trio.move_on_after(life.drain_ms / _MS_PER_S * SETTLE_SHARE):
-        await proxy.finished.wait()
+        await office.finished.wait()
+        if proxy is not None:
+            await proxy.finished.wait()
         if life.all_settled is not None:
             await life.all_settled()
 
@@ -325,14 +338,17 @@ def make_shards(
     clock: Clock,
     observer: Observer,
     census: Census,
+    bell: Bell,
     tracer: TurnTracer | None = None,
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
-    entropy, broom = system_entropy(), Broom()
+    entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, tracer)
+        Shard(
+            number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer, tracer
+        )
         for number, (engine, opened) in engines.items()
     ]
 
@@ -417,6 +433,13 @@ def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None
     warn(section.routes, context)
     settings = ProxySettings(section.routes, section.limits, section.trusted)
     return ProxyDoor(context, settings, system_entropy())
+
+
+def make_office(config: ServerConfig, context: ServerContext, worker: int = 0) -> DispatchOffice:
+    """The relays and reconcilers of a process; there may be none."""
+    shards = RoutedShards(context.router)
+    around = Surroundings(shards, context.bell, context.observer, context.now_ms, random.random)
+    return DispatchOffice(destinations_of(config.destinations, worker, config.server.workers), around)
 
 
 def connections_max(shards: int, has_proxy: bool) -> int:

@@ -142,8 +142,15 @@ class Claim:
     """Take a dispatched operation that is due, to deliver it: its next attempt. A shard gives itself this one."""
 
     identity: Identity
-    operation_id: str
     lease_ms: int
+    holder: str
+
+
+@slotted
+class Lapse:
+    """Whoever was delivering this is gone: the relay of today is ``holder``. A shard gives itself this one."""
+
+    identity: Identity
     holder: str
 
 
@@ -209,6 +216,7 @@ Command = (
     | Forget
     | Dispatch
     | Claim
+    | Lapse
     | Postpone
     | Cancel
     | Watch

@@ -22,6 +22,7 @@ from idemactor.node import (
     connections_max,
     first_ms,
     make_context,
+    make_office,
     make_proxy,
     make_shards,
     measured,
@@ -37,6 +38,7 @@ from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import Shard
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
@@ -155,23 +157,26 @@ async def _work_until(
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, telemetry)
+        bell = Bell()
+        given_engines = dict(zip(mine, engines, strict=True))
+        shards = make_shards(given.config, given_engines, clock, observer, census, bell, telemetry)
         peers = {
-            number: Peer(worker, number, census, metrics.counted, telemetry)
+            number: Peer(worker, number, census, metrics.counted, bell, telemetry)
             for number in range(given.config.server.workers)
             if number != worker
         }
         router = Router(_places(given, shards, peers), observer)
         lane = Lane(router.route)
         mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
-        context = make_context(given.config, router, observer, metrics, clock)
+        bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
+        context = make_context(given.config, router, observer, metrics, clock, bell)
         context.shard_map = given.doors.shard_map(given.directory.shards, worker)
         context.reports = functools.partial(_reports, worker, metrics, mesh)
         context.lane = lane
         context.tracing = telemetry
         async with mesh.running(), measured(telemetry, context):
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
-            proxy = make_proxy(given.config, context)
+            proxy, office = make_proxy(given.config, context), make_office(given.config, context, worker)
             most = connections_max(len(mine), proxy is not None)
             life = Life(
                 told=told,
@@ -182,7 +187,7 @@ async def _work_until(
                 beat_ms=BEAT_MS,
                 all_settled=mesh.all_settled,
             )
-            await serve_doors(context, http, rpc, gateway, proxy, most, life)
+            await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
 
 
 def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:

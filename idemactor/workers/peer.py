@@ -11,6 +11,7 @@ import trio
 from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
 from idemactor.server.tracing import Tracing
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.workers.census import SharedCensus
@@ -22,6 +23,7 @@ from idemactor.workers.messages import (
     LEFT,
     QUESTION,
     REPORT,
+    RUNG,
     SETTLED,
     STANDING,
     TOLD,
@@ -51,6 +53,7 @@ class Peer:
         number: The other's.
         census: Learns how many keys the other has.
         report: This worker's metrics as text.
+        bell: This worker's.
         tracing: This worker's; None: nobody follows calls.
 
     Attributes:
@@ -64,6 +67,7 @@ class Peer:
         number: int,
         census: SharedCensus,
         report: Callable[[], str],
+        bell: Bell,
         tracing: Tracing | None = None,
     ) -> None:
         self.number = number
@@ -73,6 +77,7 @@ class Peer:
         self._census = census
         self._report = report
         self._tracing = tracing
+        self._bell = bell
         self._pack = packer()
         self._outgoing = Outgoing()
         self._unsent: list[bytes] = []
@@ -253,6 +258,8 @@ class Peer:
                 channel = self._questions.get(question)
                 if channel is not None:
                     channel.send_nowait(text)
+            case (kind, namespace) if kind == RUNG:
+                self._bell.hear(namespace)
             case (kind, _) if kind == SETTLED:
                 self._settled = True
                 self._changed.set()

@@ -209,7 +209,9 @@ class Model:
             return self.record(command.identity, phase)
         if isinstance(command, Forget):
             return self.forget(command, phase, now)
-        return self.word(command, phase, policy, now)
+        if isinstance(command, Commit | Release | Extend | Doubt | Resolve):
+            return self.word(command, phase, policy, now)
+        raise NotImplementedError("what is dispatched has a table of its own")
 
     # ---------------------------------------------------------------------------------------- reserve and accept
 
@@ -351,8 +353,9 @@ class Model:
                     "outcome": self.cut(command.outcome, policy),
                 }
             )
-            if last:
-                last.intent.contested = True
+        if last:
+            # One incident for each token, but the mark is that of every record which such a commit meets.
+            last.intent.contested = True
         return {"result": "stale", "attempt": last.number if last else None}
 
     def extend(self, command: Extend, last: Attempt, phase: str, policy: Policy, now: int) -> Answer:

@@ -19,6 +19,7 @@ from idemactor.observability.observer import NOBODY
 from idemactor.server.lane import Lane
 from idemactor.server.tracing import Tracing
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Place, Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
@@ -85,7 +86,7 @@ async def running(count: int, policy: Policy | None = None, tracing: Tracing | N
         for number in range(count):
             worker = Worker(number, {s: MemoryDisk() for s in range(SHARDS) if worker_of(s, count) == number})
             for other in set(range(count)) - {number}:
-                worker.peers[other] = Peer(number, other, worker.census, lambda: "", tracing)
+                worker.peers[other] = Peer(number, other, worker.census, lambda: "", Bell(), tracing)
             places: list[Place] = []
             for shard in range(SHARDS):
                 if shard not in worker.disks:
