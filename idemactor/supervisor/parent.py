@@ -86,7 +86,8 @@ def supervise(
     """
     logs.configure(config.log.level)
     workers, server = config.server.workers, config.server
-    with DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory, _signals() as signals:
+    # The signals first: one that comes while the directory is made, or is waited for, is heard afterwards.
+    with _signals() as signals, DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory:
         supervisor = _Supervisor(signals, manager)
         try:
             epoch = supervisor.prepare(config, directory)
