@@ -96,7 +96,7 @@ class Outboxes:
         state: State,
         lease_expires_at: int | None,
         queued_until: int | None,
-        holder: str | None,
+        holder: str | None = None,
     ) -> None:
         """Take in something that the disk has, in order of ``seq``."""
         due = queued_until
