@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from idemactor.core.census import Census
-from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, NackEvent, Reserve, Watch
+from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, Lapse, NackEvent, Reserve, Watch
 from idemactor.core.decide import decide, sweep
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Event, Intent
@@ -353,6 +353,13 @@ class Ledger(Generic[T]):
             return None
         return decision.entry
 
+    def lapse(self, item: Item, holder: str) -> None:
+        """Let an attempt lapse whose relay is gone, if it is in memory."""
+        if item.identity is None or item.identity not in self._cache:
+            return
+        if self._decide(Lapse(item.identity, holder)).changed and self._wait_count:
+            self._settle(item.identity)
+
     def _keep_beside(self, command: Dispatch | Commit, decision: Decision) -> None:
         """The intent of a dispatch, or the events of a commit, enter the outbox with what was decided."""
         entry = decision.entry
@@ -371,12 +378,15 @@ class Ledger(Generic[T]):
 
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
         item = self.outbox.event(command.identity, command.seq)
+        if isinstance(command, AckEvent):
+            if item is None and self.outbox.recalled:
+                return Acked(repeated=True)
+            self._work.acked.append(command.seq)
+            if item is not None:
+                self.outbox.acknowledge(item)
+            return Acked(repeated=False)
         if item is None:
             return Acked(repeated=True)
-        if isinstance(command, AckEvent):
-            self._work.acked.append(command.seq)
-            self.outbox.acknowledge(item)
-            return Acked(repeated=False)
         due_at = max(self._now, command.due_at)
         self.outbox.put_off(item, due_at)
         return Nacked(due_at)

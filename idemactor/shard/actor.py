@@ -225,6 +225,8 @@ class Shard:
         if self._closing:
             return 0
         now = self._clock.now_ms()
+        if self._ledger is not None and not self._ledger.outbox.recalled:
+            return 0
         times = [now + SLEEP_MS_MAX]
         if self._ledger is None and self._spoilt:
             times.append(self._reload_backoff.until_ms if not self._fenced else times[0])
