@@ -447,7 +447,7 @@ class Shard:
             self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
                 return
-            if len(ledger.outbox):
+            if len(ledger.outbox) or not ledger.outbox.recalled:
                 self._used_at = turn.now
                 return
             self._asleep = await self._inspect(ledger, turn.now)

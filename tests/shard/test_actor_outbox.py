@@ -91,7 +91,8 @@ async def dispatching(
     def make(*arguments: Any) -> Shard:
         if not shared:
             shared.append(Sequencer(arguments[4].now_us))
-        return Shard(*arguments, None, bell, shared[0])
+        build: Callable[..., Shard] = Shard
+        return build(*arguments, bell=bell, sequencer=shared[0])
 
     async with running(*disks, policy=policy, make=make, **given) as rig:
         bell.on_moved = rig.router.lines_moved
@@ -348,11 +349,11 @@ class _Forgetful(MemoryEngine):
 
     failures = 0
 
-    async def outbox(self) -> list[Open]:
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
         if type(self).failures > 0:
             type(self).failures -= 1
             raise OSError("the disk was told to fail")
-        return await super().outbox()
+        return await super().outbox(after_seq, limit)
 
 
 @on_mock_time
