@@ -22,7 +22,8 @@ get            unknown      found                   found                       
 forget         nothing      unsettled, forgotten    unsettled, forgotten                     forgotten
 =============  ===========  ======================  =======================================  =================
 
-What is dispatched has rows of its own: ``dispatching.py``. Three things come before the table: time (``at``), a mismatch of fingerprints, and what a tombstone recognises.
+What is dispatched has rows of its own: ``dispatching.py``. Three things come before the table: time (``at``), a
+mismatch of fingerprints, and what a tombstone recognises.
 """
 
 from __future__ import annotations
@@ -33,23 +34,16 @@ from typing import assert_never
 from idemactor.core import dispatching
 from idemactor.core.commands import (
     Accept,
-    AckEvent,
-    Cancel,
-    Claim,
     Command,
     Commit,
-    Dispatch,
     Doubt,
     Extend,
     Forget,
     Get,
-    NackEvent,
-    Postpone,
     Release,
     Reserve,
     Resolve,
     Verdict,
-    Watch,
 )
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Ending
@@ -123,20 +117,8 @@ def decide(entry: Entry | None, command: Command, policy: Policy, now: int, fres
             return Decision(Found(command.identity.key, record) if record else Unknown())
         case Forget():
             return _forget(record, tombstone, command)
-        case Dispatch():
-            return dispatching.dispatch(entry, record, tombstone, command, policy, now, fresh)
-        case Claim():
-            return dispatching.claim(entry, record, tombstone, command, policy, now, fresh)
-        case Postpone():
-            return dispatching.postpone(entry, record, tombstone, command, now)
-        case Cancel():
-            return dispatching.cancel(entry, record, tombstone, command, policy, now)
-        case Watch():
-            return Decision(dispatching.watched(record, tombstone, command, policy, now))
-        case AckEvent() | NackEvent():
-            raise AssertionError("an event is no part of a record: the ledger answers for the outbox")
         case _:
-            assert_never(command)
+            return dispatching.decide(entry, record, tombstone, command, policy, now, fresh)
 
 
 def sweep(entry: Entry, policy: Policy, now: int) -> Entry | None:

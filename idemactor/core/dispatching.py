@@ -14,8 +14,8 @@ cancel         unknown         cancelled, where         uncancellable           
 watch          unknown         the state                the state                   the state
 =============  ==============  =======================  ==========================  ==============================
 
-Whoever claimed it settles it with the commands of everybody: commit, release, doubt, with the token of the attempt. What
-nobody was seen to settle is never sent again to a destination that does not recognise it, and no time deletes it.
+Whoever claimed it settles it with the commands of everybody: commit, release, doubt, with the token of the attempt.
+What nobody was seen to settle is never sent again to a destination that does not recognise it, and no time deletes it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, assert_never
 
-from idemactor.core.commands import Cancel, Claim, Dispatch, Postpone, Watch
+from idemactor.core.commands import AckEvent, Cancel, Claim, Dispatch, NackEvent, Postpone, Watch
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Delivery, Ending, OperationState
 from idemactor.core.fingerprint import contradict
 from idemactor.core.ids import uuid7
 from idemactor.core.lifetimes import (
+    committed,
     doubted,
     entry_with,
     freed,
@@ -66,6 +67,33 @@ _ENDED: Final = {
 }
 
 CANNOT_RESEND: Final = "it may have been sent, and the destination does not recognise what it had before"
+
+
+def decide(
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Dispatch | Claim | Postpone | Cancel | Watch | AckEvent | NackEvent,
+    policy: Policy,
+    now: int,
+    fresh: Fresh,
+) -> Decision:
+    """Decide one of these commands; ``record`` and ``tombstone`` are as time has them at ``now``."""
+    match command:
+        case Dispatch():
+            return dispatch(entry, record, tombstone, command, policy, now, fresh)
+        case Claim():
+            return claim(entry, record, tombstone, command, policy, now, fresh)
+        case Postpone():
+            return postpone(entry, record, tombstone, command, policy, now)
+        case Cancel():
+            return cancel(entry, record, tombstone, command, policy, now)
+        case Watch():
+            return Decision(watched(record, tombstone, command, policy, now))
+        case AckEvent() | NackEvent():
+            raise AssertionError("an event is no part of a record: the ledger answers for them")
+        case _:
+            assert_never(command)
 
 
 def state_of(record: Record, delivery: Delivery, policy: Policy, now: int) -> OperationState:
@@ -207,7 +235,12 @@ def claim(
 
 
 def postpone(
-    entry: Entry | None, record: Record | None, tombstone: Tombstone | None, command: Postpone, now: int
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Postpone,
+    policy: Policy,
+    now: int,
 ) -> Decision:
     """The attempt is over, and the operation waits for the next one."""
     if entry is None or record is None:
@@ -220,15 +253,20 @@ def postpone(
     if record.lease_expires_at is None:
         return Decision(Postponed(known(delivery.due_at)))
     due = max(now, command.due_at)
-    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise only about this one.
-    before = delivery.perhaps_sent and record.state is State.PENDING
+    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise, be it late, by whoever
+    # knows about this attempt alone.
+    perhaps_sent = command.perhaps_sent or (delivery.perhaps_sent and record.state is not State.DOUBTED)
     kept = replace(
         record,
         state=State.PENDING,
         lease_expires_at=None,
         reason=command.reason,
-        delivery=replace(delivery, due_at=due, perhaps_sent=before or command.perhaps_sent),
+        delivery=replace(delivery, due_at=due, perhaps_sent=perhaps_sent),
     )
+    if now >= delivery.deliver_until and not perhaps_sent:
+        # It ends now, and not when its time was over: until now nobody could be told how, and its outcome is kept as
+        # long as any other.
+        kept = committed(kept, None, None, policy, now, ending=Ending.EXPIRED)
     return Decision(Postponed(due), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
 
 

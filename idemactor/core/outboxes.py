@@ -55,7 +55,9 @@ class Outboxes:
         policies: Settings by namespace.
 
     Attributes:
-        recalled: Whether it holds what the disk has; until then nothing of it is true.
+        recalled: Whether it holds all that the disk has. Until then it holds the first part, up to ``complete_to``, and
+            what comes meanwhile is left to the disk: it stands behind everything else.
+        complete_to: The ``seq`` up to which it is complete, until it is ``recalled``.
     """
 
     def __init__(self, policies: Mapping[str, Policy]) -> None:
@@ -63,6 +65,7 @@ class Outboxes:
         self._index = Outbox()
         self._turn = 0
         self.recalled = False
+        self.complete_to = 0
         self.moves = Moves()
 
     def __len__(self) -> int:
@@ -96,7 +99,7 @@ class Outboxes:
         due = queued_until
         if kind is Kind.INTENT:
             due = due_at(state, lease_expires_at, queued_until, self._policies[namespace])
-        if due is not None or order_key is not None:
+        if _is_waited_for(state, due, order_key):
             self._index.add((tenant, namespace, kind), entry_id, seq, due, order_key)
         self.moves.namespaces.add(namespace)
 
@@ -111,23 +114,35 @@ class Outboxes:
             self._ended(Kind.INTENT, entry.id, namespace)
             return
         record, delivery = entry.record, entry.record.delivery
+        if not self._holds(delivery.seq):
+            return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
-        if due is None and delivery.order_key is None and record.state is State.DOUBTED:
-            # Nothing waits for it, and nobody may come for it.
+        earlier = before.record.delivery if before is not None and before.record is not None else None
+        renewed = earlier is not None and earlier.seq != delivery.seq
+        if renewed or not _is_waited_for(record.state, due, delivery.order_key):
+            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
             self._ended(Kind.INTENT, entry.id, namespace)
+        if not _is_waited_for(record.state, due, delivery.order_key):
             return
         if not self._index.change(Kind.INTENT, entry.id, due):
             key = (entry.identity.tenant, namespace, Kind.INTENT)
             self._index.add(key, entry.id, delivery.seq, due, delivery.order_key, entry.identity)
-        if due is not None:
+        if due is not None and record.lease_expires_at is None:
+            # Whoever claimed it has been told when its lease ends, and needs no ring for that.
             self.moves.namespaces.add(namespace)
 
     def announce(self, event: Event) -> None:
         """A commit put an event in."""
+        if not self._holds(event.seq):
+            return
         tenant, namespace, _ = event.identity
         key = (tenant, namespace, Kind.EVENT)
         self._index.add(key, event.seq, event.seq, event.committed_at, event.content.order_key, event.identity)
         self.moves.namespaces.add(namespace)
+
+    def _holds(self, seq: int) -> bool:
+        """Whether an entry of this ``seq`` has its place here already."""
+        return self.recalled or seq <= self.complete_to
 
     def event(self, identity: Identity, seq: int) -> Item | None:
         """The event of that number, if it is this tenant's and namespace's."""
@@ -207,7 +222,10 @@ class Outboxes:
 
     def behind(self, namespace: str, turns: Iterable[Turn]) -> tuple[Turn, ...]:
         """Those that have something before them here."""
-        return tuple(t for t in turns if self._index.stands_behind(_line(namespace, t), t.seq))
+        # What is not read yet may be before it.
+        return tuple(
+            t for t in turns if not self._holds(t.seq) or self._index.stands_behind(_line(namespace, t), t.seq)
+        )
 
     def moved(self, namespace: str, turns: Iterable[Turn]) -> None:
         """The head of these lines ended in another shard."""
@@ -222,6 +240,11 @@ class Outboxes:
 
 def _line(namespace: str, turn: Turn) -> LineKey:
     return (turn.tenant, namespace, turn.kind, turn.order_key)
+
+
+def _is_waited_for(state: State, due: int | None, order_key: str | None) -> bool:
+    """Whether anybody may come for it, has it in hand, or stands behind it: what is only in doubt is nobody's here."""
+    return due is not None or order_key is not None or state is State.PENDING
 
 
 def _open_record(entry: Entry | None) -> Entry | None:

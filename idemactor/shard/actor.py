@@ -225,6 +225,8 @@ class Shard:
         if self._closing:
             return 0
         now = self._clock.now_ms()
+        if self._ledger is not None and not self._ledger.outbox.recalled:
+            return 0
         times = [now + SLEEP_MS_MAX]
         if self._ledger is None and self._spoilt:
             times.append(self._reload_backoff.until_ms if not self._fenced else times[0])
@@ -250,9 +252,9 @@ class Shard:
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
+        if not await self._recall(ledger, turn):
+            return
         try:
-            if not ledger.outbox.recalled:
-                await taking.recall(self._engine, ledger, self._sequencer)
             await self._decide(ledger, turn)
             await self._write(ledger, turn)
             answers = await self._answers(ledger, turn)
@@ -264,6 +266,18 @@ class Shard:
             self._hand_out(answers)
             self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
+
+    async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
+        """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
+        if ledger.outbox.recalled:
+            return True
+        try:
+            await taking.recall(self._engine, ledger, self._sequencer)
+        except Exception as error:  # As with a file that cannot be read.
+            self._quarantine(turn.now, error)
+            self._drop(turn, error)
+            return False
+        return True
 
     # --------------------------------------------------------------------------------------------- one turn, in order
 
@@ -329,7 +343,7 @@ class Shard:
         """The one write of the turn. Returns only when everything that was decided is durable."""
         work = turn.work = ledger.finish()
         batch = Batch(
-            now_ms=turn.now,
+            now_ms=max(turn.now, work.covers_ms),
             last_token=ledger.last_token,
             puts=list(work.puts.values()),
             deletes=list(work.deletes.values()),

@@ -7,7 +7,7 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.core.commands import Accept, Reserve
+from idemactor.core.commands import Accept, Dispatch, Reserve
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.outbox import LineKey
 from idemactor.core.queries import Moved, Query, Turn
@@ -88,7 +88,7 @@ class Router:
         for envelope in envelopes:
             command = envelope.command
             assert not isinstance(command, Query)
-            if self._settling_only and isinstance(command, Reserve | Accept):
+            if self._settling_only and isinstance(command, Reserve | Accept | Dispatch):
                 self._overloaded([envelope])
                 continue
             shard = shard_of(identity_hash(command.identity), count)

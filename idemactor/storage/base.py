@@ -190,8 +190,11 @@ class Engine(Protocol):
     async def find_incident(self, incident_id: int) -> StoredIncident | None:
         """The incident of that id, if it is still there."""
 
-    async def outbox(self) -> list[Open]:
-        """Everything in the outbox that has not ended, in order of ``seq``.
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order.
 
         Left out is what is in doubt by its holder's word (DOUBTED) and has no ``order_key``: nothing waits for it.
         """

@@ -202,10 +202,15 @@ class JournaledEngine:
         await self._write_behind()
         return await self._inner.find_incident(incident_id)
 
-    async def outbox(self) -> list[Open]:
-        """Everything in the outbox that has not ended, in order of ``seq``."""
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
         await self._write_behind()
-        return await self._inner.outbox()
+        return await self._inner.last_seq()
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
+        await self._write_behind()
+        return await self._inner.outbox(after_seq, limit)
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
         """The entries of those ids that are there."""

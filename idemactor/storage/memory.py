@@ -198,15 +198,26 @@ class MemoryEngine:
         """The incident of that id, if it is still there."""
         return self._reading().incidents.get(incident_id)
 
-    async def outbox(self) -> list[Open]:
-        """Everything in the outbox that has not ended, in order of ``seq``."""
-        disk = self._reading()
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+        return max((each.seq for each in self._outbox()), default=0)
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
+        opened = [each for each in self._outbox() if each.seq > after_seq]
+        return sorted(opened, key=lambda each: each.seq)[:limit]
+
+    def _outbox(self) -> list[Open]:
+        # A part of opening, which fails apart from reading.
+        if not self._usable:
+            raise StorageError("the engine is not open")
+        disk = self.disk
         opened = [found for entry in disk.entries.values() if (found := _open(entry)) is not None]
         opened += [
             Open(Kind.EVENT, e.seq, *e.identity[:2], e.seq, e.content.order_key, State.PENDING, None, e.committed_at)
             for e in disk.events.values()
         ]
-        return sorted(opened, key=lambda each: (each.seq, each.kind))
+        return opened
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
         """The entries of those ids that are there."""

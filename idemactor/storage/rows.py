@@ -28,6 +28,7 @@ _HAS_OUTCOME: Final = schema.ENTRY_COLUMNS.index("has_outcome")
 _HAS_DELIVERY: Final = schema.ENTRY_COLUMNS.index("has_delivery")
 _STATES: Final = tuple(State)
 _ENDINGS: Final = tuple(Ending)
+_KINDS: Final = tuple(Kind)
 
 
 def entry_row(entry: Entry) -> Row:
@@ -219,7 +220,7 @@ def intent_of(row: Row) -> tuple[int, Intent]:
 
 
 def event_row(event: Event) -> Row:
-    """The row of ``schema.INSERT_EVENT``."""
+    """The row of ``schema.UPSERT_EVENT``."""
     content = event.content
     what = (content.content_type, json.dumps(content.headers), content.body, content.order_key)
     return (event.seq, *event.identity, event.id, event.operation_id, event.committed_at, *what)
@@ -235,7 +236,7 @@ def event_of(row: Row) -> Event:
 def open_of(row: Row) -> Open:
     """What is in the outbox by a row of ``schema.SELECT_OUTBOX``."""
     kind, entry_id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at = row
-    return Open(Kind(kind), entry_id, tenant, namespace, seq, order_key, _STATES[state], lease_expires_at, due_at)
+    return Open(_KINDS[kind], entry_id, tenant, namespace, seq, order_key, _STATES[state], lease_expires_at, due_at)
 
 
 def incident_row(incident: Incident) -> Row:

@@ -261,7 +261,8 @@ DELETE_DELIVERY: Final = "DELETE FROM deliveries WHERE id = ?"
 # A key that was released and is dispatched again may keep its entry, and so brings another intent for it.
 UPSERT_INTENT: Final = _upsert("intents", ("id",), ("id",), INTENT_COLUMNS)
 DELETE_INTENT: Final = "DELETE FROM intents WHERE id = ?"
-INSERT_EVENT: Final = _insert("events", EVENT_COLUMNS)
+# As everything that a replay writes, it may be written twice.
+UPSERT_EVENT: Final = _upsert("events", ("seq",), ("seq",), EVENT_COLUMNS[1:])
 DELETE_EVENT: Final = "DELETE FROM events WHERE seq = ?"
 
 _ENTRY: Final = ", ".join(f"records.{name}" for name in ENTRY_COLUMNS)
@@ -300,12 +301,24 @@ SELECT_TALLIES: Final = f"SELECT tenant, namespace, {', '.join(TALLY_COLUMNS)} F
 HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
 # CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
 SELECT_OUTBOX: Final = """
-SELECT 0 AS kind, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
-FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
-WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL)
+SELECT * FROM (
+    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
+    FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
+    WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL) AND seq > ?1
+    ORDER BY seq LIMIT ?2
+)
 UNION ALL
-SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
-ORDER BY seq, kind
+SELECT * FROM (
+    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
+    WHERE seq > ?1 ORDER BY seq LIMIT ?2
+)
+ORDER BY 5 LIMIT ?2
+"""
+SELECT_LAST_SEQ: Final = """
+SELECT max(
+    coalesce((SELECT max(seq) FROM deliveries INDEXED BY deliveries_open WHERE ending IS NULL), 0),
+    coalesce((SELECT max(seq) FROM events), 0)
+)
 """
 SELECT_INTENT: Final = f"SELECT id, {', '.join(INTENT_COLUMNS)} FROM intents WHERE id = ?"
 SELECT_EVENT: Final = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq = ?"

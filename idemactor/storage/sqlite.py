@@ -137,9 +137,13 @@ class SqliteEngine:
         """The incident of that id, if it is still there."""
         return await self._read(lambda: self._file.read(sqlite_reads.find_incident, incident_id))
 
-    async def outbox(self) -> list[Open]:
-        """Everything in the outbox that has not ended, in order of ``seq``."""
-        return await self._read(lambda: self._file.read(sqlite_reads.outbox))
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+        return await self._read(lambda: self._file.read(sqlite_reads.last_seq))
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
+        return await self._read(lambda: self._file.read(sqlite_reads.outbox, after_seq, limit))
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
         """The entries of those ids that are there."""

@@ -65,9 +65,15 @@ def oldest_pending_at(connection: apsw.Connection) -> int | None:
     return oldest
 
 
-def outbox(connection: apsw.Connection) -> list[Open]:
-    """Everything in the outbox that has not ended, in order of ``seq``."""
-    return [rows.open_of(row) for row in connection.execute(schema.SELECT_OUTBOX)]
+def last_seq(connection: apsw.Connection) -> int:
+    """The highest ``seq`` in the outbox; 0 where there is nothing."""
+    highest: int = connection.execute(schema.SELECT_LAST_SEQ).get
+    return highest
+
+
+def outbox(connection: apsw.Connection, after_seq: int, limit: int) -> list[Open]:
+    """A page of the outbox, in order of ``seq``."""
+    return [rows.open_of(row) for row in connection.execute(schema.SELECT_OUTBOX, (after_seq, limit))]
 
 
 def load_ids(connection: apsw.Connection, ids: Sequence[int]) -> dict[int, Entry]:

@@ -55,7 +55,7 @@ def apply(connection: apsw.Connection, batch: Batch, last_token: int, delivers: 
 
 def _announce(connection: apsw.Connection, batch: Batch) -> None:
     if batch.events:
-        connection.executemany(schema.INSERT_EVENT, [rows.event_row(event) for event in batch.events])
+        connection.executemany(schema.UPSERT_EVENT, [rows.event_row(event) for event in batch.events])
     # After the new ones, as with incidents.
     if batch.acked:
         connection.executemany(schema.DELETE_EVENT, [(seq,) for seq in batch.acked])

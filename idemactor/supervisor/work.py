@@ -22,6 +22,7 @@ from idemactor.node import (
     connections_max,
     first_ms,
     make_context,
+    make_office,
     make_proxy,
     make_shards,
     serve_doors,
@@ -151,10 +152,18 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         context.lane = lane
         async with mesh.running():
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
-            proxy = make_proxy(given.config, context)
+            proxy, office = make_proxy(given.config, context), make_office(given.config, context, worker)
             most = connections_max(len(mine), proxy is not None)
             await serve_doors(
-                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
+                context,
+                http,
+                rpc,
+                gateway,
+                proxy,
+                office,
+                most,
+                lambda _: tell(READY),
+                functools.partial(_wait_for_all, mesh),
             )
 
 

@@ -24,24 +24,18 @@ def is_ours(name: str) -> bool:
     return plain in HOP_BY_HOP or _OURS.fullmatch(plain) is not None
 
 
-def check_intent_headers(
-    content_type: str,
-    headers: Iterable[tuple[str, str]],
-    *,
-    field: str = "intent",
-    headers_max: int = INTENT_HEADERS_MAX,
-) -> None:
+def check_intent_headers(content_type: str, headers: Iterable[tuple[str, str]], *, field: str = "intent") -> None:
     """Accept the content type and the fields of an intent, or of an event, as ones that can be sent.
 
     Raises:
-        InvalidRequest: There are more than ``headers_max``, one is no field of HTTP, or it is written by the relay
+        InvalidRequest: There are more than ``INTENT_HEADERS_MAX``, one is no field of HTTP, or the relay writes it
             itself; ``field`` of the error says which.
     """
     if not _is_value(content_type):
         raise InvalidRequest("no header field can carry this content type", field=f"{field}.content_type")
     pairs = tuple(headers)
-    if len(pairs) > headers_max:
-        raise InvalidRequest(f"there are more than {headers_max} header fields", field=f"{field}.headers")
+    if len(pairs) > INTENT_HEADERS_MAX:
+        raise InvalidRequest(f"there are more than {INTENT_HEADERS_MAX} header fields", field=f"{field}.headers")
     for number, (name, value) in enumerate(pairs):
         at = f"{field}.headers.{number}"
         if TOKEN.fullmatch(name) is None:

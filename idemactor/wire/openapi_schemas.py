@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from idemactor.core import limits
-from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable
+from idemactor.core.policy import OnDoubt, OnDuplicate, OnFailure, OnLeaseExpiry, OnUnavailable
 from idemactor.errors import Code
 from idemactor.wire import fields
 from idemactor.wire import openapi_dispatch as dispatch
@@ -326,7 +326,13 @@ _POLICY: Final[Schema] = _object(
         "records_max": _COUNT,
         "fingerprint": _object({"required": _BOOLEAN, "include": _POINTERS, "exclude": _POINTERS, "rule": _TEXT}),
         "dispatch": _object(
-            {"pushed": _BOOLEAN, "recognised": _BOOLEAN, "horizon_ms": _COUNT, "intent_max_bytes": _COUNT}
+            {
+                "pushed": _BOOLEAN,
+                "downstream_dedups": _BOOLEAN,
+                "horizon_ms": _COUNT,
+                "intent_max_bytes": _COUNT,
+                "on_failure": _words(OnFailure),
+            }
         ),
         "limits": _object(dict.fromkeys(LIMITS, _COUNT)),
     }

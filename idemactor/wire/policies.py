@@ -59,9 +59,10 @@ def policy_body(namespace: str, policy: Policy) -> dict[str, object]:
         },
         "dispatch": {
             "pushed": policy.dispatch.pushed,
-            "recognised": policy.dispatch.recognised,
+            "downstream_dedups": policy.dispatch.recognised,
             "horizon_ms": policy.dispatch.horizon_ms,
             "intent_max_bytes": policy.dispatch.intent_max_bytes,
+            "on_failure": policy.dispatch.on_failure.value,
         },
         "limits": dict(LIMITS),
     }

@@ -295,6 +295,13 @@ def test_the_policy_has_the_settings_under_their_names() -> None:
         "exclude": ["/b"],
         "rule": policy.fingerprint.rule_id,
     }
+    assert body.pop("dispatch") == {
+        "pushed": False,
+        "downstream_dedups": True,
+        "horizon_ms": 86_400_000,
+        "intent_max_bytes": 262_144,
+        "on_failure": "failed",
+    }
     published = body.pop("limits")
     assert body == {
         "lease_ms": 300_000,
