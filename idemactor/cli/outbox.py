@@ -16,7 +16,7 @@ from idemactor.core.limits import POLL_MAX
 
 if TYPE_CHECKING:
     from idemactor.cli.settings import Settings
-    from idemactor.client import Acked, Client, Committed, OutboxEntry, Outcome, Postponed
+    from idemactor.client import Acked, Client, Committed, OutboxEntry, Outcome, Postponed, Released
 
 _HEADER: Final = ("ID", "KIND", "KEY", "TOKEN", "ATTEMPT", "VISIBLE", "BYTES", "NOTE")
 
@@ -105,7 +105,7 @@ def ack(call: Call, entry_id: str, key: str, token_of_entry: int, outcome: Outco
 def nack(call: Call, entry_id: str, key: str, token_of_entry: int, failed: bool, **asked: Any) -> None:
     """Say that the entry ID of KEY was not dealt with: it is shown again, or has failed."""
 
-    def show(result: Postponed | Committed) -> Iterable[str]:
+    def show(result: Postponed | Committed | Released) -> Iterable[str]:
         from idemactor.cli.output import moment, now_ms, pairs, safe
         from idemactor.client import Postponed
 

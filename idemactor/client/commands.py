@@ -338,8 +338,10 @@ class Commands(abc.ABC):
         failed: bool = False,
         outcome: Outcome | None = None,
         timeout_ms: int | None = None,
-    ) -> Postponed | Committed:
+    ) -> Postponed | Committed | Released:
         """An entry was not dealt with: it is shown again after ``delay_ms``, or, ``failed``, never.
+
+        What failed is committed with its ``outcome``, or the key is freed: as the namespace's ``on_failure`` says.
 
         Raises:
             StaleTokenError: It was shown to somebody else meanwhile.
@@ -357,7 +359,7 @@ class Commands(abc.ABC):
             outcome=outcome,
         )
         answer = await self._send(Flight("outbox.nack", given), timeout_ms)
-        assert isinstance(answer, Postponed | Committed)
+        assert isinstance(answer, Postponed | Committed | Released)
         return answer
 
     # ------------------------------------------------------------------------------------------- looking and operating

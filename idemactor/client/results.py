@@ -314,6 +314,7 @@ _BUILD: Final[Mapping[tuple[str, object], Callable[[Members], Result]]] = {
     ("outbox.ack", "committed"): _committed,
     ("outbox.ack", "acknowledged"): lambda m: Acked(m["repeated"]),
     ("outbox.nack", "committed"): _committed,
+    ("outbox.nack", "released"): lambda m: Released(m["repeated"]),
     ("outbox.nack", "postponed"): lambda m: Postponed(m["due_at"]),
     ("release", "released"): lambda m: Released(m["repeated"]),
     ("extend", "extended"): lambda m: Extended(m["lease_expires_at"]),
