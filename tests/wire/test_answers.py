@@ -315,7 +315,6 @@ def test_the_policy_has_the_settings_under_their_names() -> None:
         "unavailable_after_ms": 2_000,
         "outcome_max_bytes": 65_536,
         "records_max": 10_000_000,
-        "dispatch": {"pushed": False, "recognised": True, "horizon_ms": 86_400_000, "intent_max_bytes": 262_144},
     }
     assert isinstance(published, dict)
     assert published["lease_ms_max"] == limits.LEASE_MS_MAX
