@@ -30,8 +30,8 @@ ASK_MS: Final = 2_000
 SETTLE_REST_MS: Final = 50
 """The rest before a shard that could not take the end of a delivery is told again; it doubles up to the next."""
 SETTLE_REST_MS_MAX: Final = 1_000
-TURNS_ASKED_MAX: Final = 1_000
-"""How many lines of ``order_key`` one question to a shard is about."""
+TURNS_MAX: Final = 1_000
+"""How many lines of ``order_key`` one question to a shard names."""
 DRAIN_MS: Final = 20_000
 """How long a request that is under way may take on, once the server is told to stop; then it is cut off."""
 RESTART_MS: Final = 1_000
