@@ -18,9 +18,10 @@ RETRY_MS_MAX: Final = DAY_MS
 FACTOR_DEFAULT: Final = 2.0
 FACTOR_MAX: Final = 10.0
 
-LEASE_MARGIN_MS: Final = 10_000
-"""How much longer a lease is than a request may take: the time to tell its shard the end, also while that recovers."""
-SETTLE_MS_MIN: Final = 2_000
+LEASE_MARGIN_MS: Final = 5_000
+"""How much longer a lease is than a request may take: the time to tell its shard the end, also while that recovers.
+After a crash, this and ``timeout_ms`` is how long what was under way waits for the next one to take it up."""
+SETTLE_MS_MIN: Final = 1_000
 """What of it has to be left when a request begins: whoever was held up for longer gives the entry back."""
 
 SCAN_MS: Final = 1_000
