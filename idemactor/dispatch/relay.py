@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import math
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
+from idemactor.core.delivery import RELAY
 from idemactor.core.queries import TakenIntent
 from idemactor.dispatch import limits
 from idemactor.dispatch.breaker import Breaker, BreakerState
@@ -29,7 +31,6 @@ from idemactor.gateway.proxy.upstream import Lost, NotSent, Outgoing, Unsendable
 from idemactor.observability.logs import log_event
 from idemactor.observability.observer import Observer
 
-HOLDER: Final = "relay"
 LAST_WORDS_MS: Final = 1_000
 """How long a relay that is cut off may take to tell what it knows."""
 _MS_PER_S: Final = 1_000
@@ -71,7 +72,8 @@ class Relay:
         self._upstream = upstream
         self._around = around
         self._signer = Signer(destination.secrets)
-        query = query_of(namespace, destination.lease_ms, HOLDER)
+        # What a relay of another name has in hand is nobody's any more: a shard lets it lapse when this one comes.
+        query = query_of(namespace, destination.lease_ms, f"{RELAY} {uuid.uuid4()}")
         self._taker = Taker(around.shards, query, self, around.now_ms)
         self._breaker = Breaker()
         self._scopes: set[trio.CancelScope] = set()

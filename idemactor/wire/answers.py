@@ -36,6 +36,7 @@ from idemactor.core.replies import (
     Found,
     InDoubt,
     InFlight,
+    Lapsed,
     Mismatch,
     Nacked,
     NotDue,
@@ -152,7 +153,7 @@ def body_of(  # noqa: C901 - One case for each answer.
             return {"result": "acknowledged", "repeated": answer.repeated}
         case Postponed() | Nacked():
             return {"result": "postponed", "due_at": answer.due_at}
-        case Claimed() | NotDue() | Taken() | Behind() | OperationAt() | Noted():
+        case Claimed() | Lapsed() | NotDue() | Taken() | Behind() | OperationAt() | Noted():
             raise TypeError(f"{type(answer).__name__} is between a shard and who delivers")
         case RecordsPage() | IncidentsPage() | Inspected():
             raise TypeError(f"{type(answer).__name__} answers no single call")
