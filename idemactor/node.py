@@ -20,6 +20,7 @@ import trio
 
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
+from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
 from idemactor.errors import StartError
@@ -77,11 +78,12 @@ _SALT_BYTES: Final = 32
 _log = logging.getLogger(__name__)
 
 
-async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
+async def run(config: ServerConfig, *, load: Callable[[], ServerConfig], announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM, SIGINT, or SIGHUP from a terminal that closes; any other SIGHUP reads the tokens anew.
 
     Args:
         config: A valid configuration.
+        load: Reads it again. Raises: ConfigError.
         announce: Is given the ready line once every address answers.
 
     Raises:
@@ -108,7 +110,8 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 proxy = make_proxy(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
+                reload = functools.partial(_reload, TokenReloader(config, load), context.authenticator)
+                await serve_doors(context, http, rpc, gateway, proxy, most, announce, reload)
 
 
 def make_context(
@@ -130,10 +133,12 @@ async def serve_doors(
     proxy: ProxyDoor | None,
     connections_max: int,
     announce: Callable[[str], None],
+    reload: Callable[[], None],
     all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run shards and doors until a signal says to stop, and then until everything is answered.
 
+    ``reload`` is called at SIGHUP, see ``told_to_stop``.
     ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
     needed for that.
     """
@@ -141,7 +146,7 @@ async def serve_doors(
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with told_to_stop() as told:
+    with told_to_stop(reload) as told:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
             # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
             await shards.start(context.router.run)
@@ -169,6 +174,12 @@ async def serve_doors(
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
+
+
+def _reload(reloader: TokenReloader, authenticator: Authenticator) -> None:
+    tokens = reloader.tokens()
+    if tokens is not None:
+        authenticator.replace(tokens)
 
 
 async def _drain(proxy: ProxyDoor, router: Router) -> None:

@@ -83,6 +83,7 @@ class RpcCalls:
         self._link = link
         self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
+        self._epoch = context.authenticator.epoch
         self._writer = FrameWriter()
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
@@ -90,7 +91,15 @@ class RpcCalls:
     @property
     def known(self) -> bool:
         """Whether the client has proved who it is."""
+        self._keep_up()
         return self._principal is not None
+
+    def _keep_up(self) -> None:
+        """Rights last as long as their token does, on connections that are open already, too."""
+        authenticator = self._context.authenticator
+        if self._epoch != authenticator.epoch:
+            self._epoch = authenticator.epoch
+            self._principal = authenticator.renewed(self._principal)
 
     # --------------------------------------------------------------------------------------------------- answers leave
 
@@ -128,6 +137,7 @@ class RpcCalls:
     def take(self, incoming: Sequence[Incoming]) -> None:
         """What one read brought, in order; its commands go to the router together."""
         self._batch = []
+        self._keep_up()
         for one in incoming:
             try:
                 if type(one) is Request and one.method in COMMAND_OPS:
