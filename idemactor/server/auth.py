@@ -89,6 +89,11 @@ class Principal:
         """Whether ``/metrics`` is open to them."""
         return self.role is not Role.CALLER
 
+    @property
+    def sees_tenants(self) -> str | None:
+        """Whose keys the metrics show them; None: everybody's, for who only reads metrics, or needs no token."""
+        return self.tenant if self.role is Role.OPERATOR and self.sha256 else None
+
 
 class Authenticator:
     """Knows every configured token's digest.
