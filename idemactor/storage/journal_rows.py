@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgpack
 
 from idemactor.core.tally import Tally
-from idemactor.errors import StorageError
+from idemactor.errors import DAMAGED, StorageError
 from idemactor.storage import rows
 from idemactor.storage.base import Batch
 
@@ -41,7 +41,7 @@ def decode(body: bytes) -> Batch:
         if content[0] != _VERSION:
             raise StorageError(f"the journal holds batches of format {content[0]}; start the release that wrote it")
         return _batch_of(content)
-    except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException) as error:
+    except (*DAMAGED, msgpack.exceptions.UnpackException) as error:
         raise StorageError(f"the journal holds a batch that cannot be read: {error}") from error
 
 
