@@ -1,4 +1,4 @@
-"""Inputs that nobody would send, made from those that somebody would: bytes are mutated, and what does something new kept.
+"""Inputs that nobody would send, made from those that somebody would, and what does something new is kept.
 
 A target is a function of bytes that returns in a few words what became of them ("refused: too deep"), and raises where
 something went wrong. Words that were not seen before make their input a parent of others: coverage for the poor, which
