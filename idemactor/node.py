@@ -50,7 +50,7 @@ from idemactor.server.listeners import (
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import told_to_stop
-from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
@@ -71,6 +71,11 @@ DESCRIPTORS_PER_SHARD: Final = 5
 
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
+
+SHARED_COMMANDS_MAX: Final = 256
+"""The most commands of a turn of all shards together, where tenants share them: some 20 ms of work."""
+SHARED_BATCH_MIN: Final = 8
+"""Of each shard at least, however many there are."""
 
 _SALT_BYTES: Final = 32
 """Of the digests that stand for keys in the log."""
@@ -216,12 +221,23 @@ def make_shards(
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
     entropy, broom = system_entropy(), Broom()
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
     policies = with_remains(config.namespaces)
     return [
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
         for number, (engine, opened) in engines.items()
     ]
+
+
+def batch_max(config: ServerConfig, shards: int) -> int:
+    """The most commands that a shard decides at a time.
+
+    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
+    turn of another's commands.
+    """
+    if len({token.tenant for token in config.tokens}) < 2:
+        return BATCH_COMMANDS_MAX
+    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:

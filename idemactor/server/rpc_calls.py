@@ -94,6 +94,11 @@ class RpcCalls:
         self._keep_up()
         return self._principal is not None
 
+    @property
+    def tenant(self) -> str:
+        """Whose keys the client works on; empty where it has not said who it is."""
+        return "" if self._principal is None else self._principal.tenant
+
     def _keep_up(self) -> None:
         """Rights last as long as their token does, on connections that are open already, too."""
         authenticator = self._context.authenticator

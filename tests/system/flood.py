@@ -1,7 +1,7 @@
 """A caller that asks far more than it should, in a process of its own: ``python -m tests.system.flood`` and JSON.
 
 Every connection has so many requests on their way at all times, whatever the server can do; what is answered is
-followed at once by another. So it is a load that does not give way, as many callers that know nothing of each other are.
+followed at once by another. So it is a load that does not give way, like many callers that know nothing of each other.
 """
 
 from __future__ import annotations
