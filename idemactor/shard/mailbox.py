@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -73,6 +73,11 @@ class Mailbox:
 
     def __len__(self) -> int:
         return len(self._queue) + self._in_lines
+
+    def __iter__(self) -> Iterator[Envelope]:
+        """What waits, line by line."""
+        for line in (*self._lines.values(), self._queue):
+            yield from line
 
     def put(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
         """Take as many as there is room for, in order; returns those that were not taken."""

@@ -91,8 +91,8 @@ def test_overload(home: Path, workers: int) -> None:
         recovery_s = time.perf_counter() - started
         again = p99(latencies_ms(quiet, 1))
         print(
-            f"best {best.per_s:.0f}/s, flooded {flood.per_s:.0f}/s of {sum(flood.results.values()) / flood.seconds:.0f}/s,"
-            f" quiet p99 {alone:.0f} / {beside_base:.0f} / {beside_flood:.0f} / {again:.0f} ms, recovery {recovery_s:.2f} s,"
+            f"best {best.per_s:.0f}/s, flooded {flood.per_s:.0f}/s, quiet p99 alone {alone:.0f}, beside the best"
+            f" {beside_base:.0f}, beside the flood {beside_flood:.0f}, after it {again:.0f} ms; recovery {recovery_s:.2f} s,"
             f" {before} -> {during} MB, admitted p99 {flood.admitted_p99_ms:.0f} ms, {flood.results}"
         )
         assert flood.results.keys() == {"accepted", "IDEMPOTENCY_OVERLOADED"}, "nobody was told no, or something else"
