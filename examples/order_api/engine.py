@@ -15,8 +15,8 @@ chaos       one of all but ``die``, by chance
 ==========  ================================================================================
 
 ``POST /orders`` with an ``Idempotency-Key`` executes, ``GET /orders/KEY`` says what became of it (404: never heard of),
-``GET /executions`` lists all executions in order, ``POST /switch`` changes ``mode``. With ``--recognises`` an order that
-was executed under the same key is answered as before and not executed again.
+``GET /executions`` lists all executions in order, ``POST /switch`` changes ``mode``. With ``--recognises`` an order
+that was executed under the same key is answered as before and not executed again.
 """
 
 from __future__ import annotations

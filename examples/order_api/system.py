@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ definite_failure = [400, 401, 403, 404, 422]
 not_executed = [429, 503]
 on_failure = "failed"
 """
+
+NEXT_TRY: Final = "SELECT 1000 * extract(epoch FROM due_at - now()) FROM outbox WHERE phase = 'queued' AND order_id = %s"
 
 
 @dataclass(slots=True)
@@ -102,6 +105,15 @@ class System:
     def answer_of(self, operation_id: str) -> bytes:
         """What the engine says of an operation that it executed."""
         return httpx.get(f"http://127.0.0.1:{self.engine.port}/orders/{operation_id}").raise_for_status().content
+
+    def next_try_ms(self, order_id: str) -> float:
+        """How long it is until an accepted order is tried again; 0 where it is not known to wait for that."""
+        if self.variant == "postgres_alone":
+            return max((float(row[0]) for row in self.sql(NEXT_TRY, order_id)), default=0.0)
+        operation_id = self.look(order_id)["operation_id"]
+        answer = httpx.get(f"http://127.0.0.1:{self.deliverer.port}/v1/orders/operations/{operation_id}")
+        operation = answer.raise_for_status().json()["operation"]
+        return (operation.get("next_attempt_at") or 0) - time.time() * 1000
 
     def sql(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Ask this system's database."""

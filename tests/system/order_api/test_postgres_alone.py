@@ -1,0 +1,74 @@
+"""The order API with its claim in PostgreSQL alone, its relay and its reconciler, killed in every window."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.order_api import outbox
+from examples.order_api.postgres import Postgres
+from examples.order_api.postgres_alone import accepting
+from examples.order_api.processes import eventually
+from examples.order_api.system import ENDED, KINDS, RETRY_LONGEST_MS, Kind, System, system
+from examples.order_api.windows import order_of
+from tests.system.order_api import checks
+
+
+@pytest.fixture(scope="module")
+def running(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+    """A system whose engine recognises ids."""
+    with system("postgres_alone", "recognises", server, tmp_path_factory.mktemp("recognises")) as found:
+        yield found
+
+
+def test_an_order_however_often_it_is_sent(running: System) -> None:
+    checks.surface(running)
+
+
+def test_the_windows_of_the_claim(running: System) -> None:
+    checks.windows_of_the_claim(running)
+
+
+def test_the_relay_looks_even_where_nobody_called(running: System) -> None:
+    # What commits without a notification, as one that was sent while nobody listened.
+    unheard = outbox.ACCEPT.replace("pg_notify('outbox', '')", "1")
+    assert unheard != outbox.ACCEPT
+    order_id, body = uuid.uuid4(), b'{"symbol": "UNHEARD"}'
+    with running.postgres.connect(running.database) as connection:
+        connection.execute(unheard, accepting(order_id, "unheard", "UNHEARD", body))
+    eventually(lambda: running.executed("UNHEARD") == 1, "it is found by the next look")
+    eventually(lambda: _state(running, order_id) == "succeeded", "its end is stored")
+
+
+def _state(running: System, order_id: uuid.UUID) -> object:
+    return running.sql("SELECT ending FROM orders WHERE id = %s", order_id)[0][0]
+
+
+def test_a_late_relay_changes_nothing(running: System) -> None:
+    running.switch("busy")
+    order_id = running.accepted("late", order_of("LATE"))["order_id"]
+    eventually(lambda: running.next_try_ms(order_id) > RETRY_LONGEST_MS / 4, "somebody has tried")
+    seq, attempt = running.sql("SELECT seq, attempt FROM outbox WHERE order_id = %s", order_id)[0]
+    stale = {"seq": seq, "attempt": attempt - 1}
+    with running.postgres.connect(running.database) as connection:
+        for statement, told in (
+            (outbox.END, {"ending": "failed", "outcome": b""}),
+            (outbox.POSTPONE, {"phase": "in_doubt", "delay_ms": 0, "perhaps_sent": True, "reason": "stale"}),
+        ):
+            assert connection.execute(statement, stale | told).rowcount == 0
+    running.switch("fill")
+    eventually(lambda: running.look(order_id)["state"] in ENDED, "it goes on")
+    assert running.look(order_id)["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_windows_of_the_effect(server: Postgres, tmp_path: Path, kind: Kind) -> None:
+    with system("postgres_alone", kind, server, tmp_path) as found:
+        checks.windows_of_the_effect(found)
+
+
+def test_kills_at_random(server: Postgres, tmp_path: Path, seed: int) -> None:
+    checks.killed_at_random("postgres_alone", server, tmp_path, seed)
