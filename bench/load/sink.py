@@ -1,4 +1,4 @@
-"""A destination of deliveries that answers at once and notes when each arrived: ``python -m bench.load.sink PORT FILE``.
+"""A destination that answers at once and notes when each delivery arrived: ``python -m bench.load.sink PORT FILE``.
 
 For each request it appends to the file the operation's id, padded to ``ID_BYTES``, and the wall clock's time as a
 double: whoever dispatched it did so by the same clock.

@@ -202,7 +202,8 @@ class Relay:
             batch, self._settled = self._settled[:SETTLED_AT_ONCE_MAX], self._settled[SETTLED_AT_ONCE_MAX:]
             if not self._settled:
                 self._something.clear()
-            async with self.settling.transaction(), self.settling.pipeline():
+            # Everything leaves together and is one round trip, the COMMIT included.
+            async with self.settling.pipeline(), self.settling.transaction():
                 for (text, values), _ in batch:
                     await self.settling.execute(text, values)
             for _, done in batch:

@@ -46,7 +46,9 @@ not_executed = [429, 503]
 on_failure = "failed"
 """
 
-NEXT_TRY: Final = "SELECT 1000 * extract(epoch FROM due_at - now()) FROM outbox WHERE phase = 'queued' AND order_id = %s"
+NEXT_TRY: Final = (
+    "SELECT 1000 * extract(epoch FROM due_at - now()) FROM outbox WHERE phase = 'queued' AND order_id = %s"
+)
 
 
 @dataclass(slots=True)

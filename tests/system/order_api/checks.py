@@ -62,7 +62,7 @@ def windows_of_the_effect(running: System) -> None:
 
 
 def killed_at_random(variant: Variant, server: Postgres, folder: Path, seed: int) -> None:
-    """Whatever dies when: nothing twice, lost, denied or overtaken; at an engine that recognises ids, all is settled."""
+    """Whatever dies when: nothing twice, lost, denied or overtaken; where the engine can tell, all is settled."""
     for kind in KINDS:
         with system(variant, kind, server, folder / kind) as running:
             tally = kill_at_random(running, KILLING_S, seed)
