@@ -19,7 +19,8 @@ from examples.order_api.windows import (
     order_of,
 )
 
-KILLING_S: Final = float(os.environ.get("ORDER_API_KILLING_S", "2"))
+KILLING_S: Final = min(60.0, int(os.environ.get("CRASH_ROUNDS", "4")) / 2)
+"""About two kills a second, and no round of it so long that nobody waits for it."""
 
 THEN: Final[dict[Kind, str]] = {"recognises": "succeeded", "status": "succeeded", "neither": "in_doubt"}
 """What becomes of an order whose execution nobody heard of."""
@@ -61,10 +62,10 @@ def windows_of_the_effect(running: System) -> None:
         assert (seen.executions, seen.state, seen.replayed) == (1, THEN[running.kind], True), seen
 
 
-def killed_at_random(variant: Variant, server: Postgres, folder: Path, seed: int) -> None:
+def killed_at_random(variant: Variant, postgres: Postgres, folder: Path, seed: int) -> None:
     """Whatever dies when: nothing twice, lost, denied or overtaken; where the engine can tell, all is settled."""
     for kind in KINDS:
-        with system(variant, kind, server, folder / kind) as running:
+        with system(variant, kind, postgres, folder / kind) as running:
             tally = kill_at_random(running, KILLING_S, seed)
         assert tally.broken == [], tally
         assert tally.kills > 0, tally

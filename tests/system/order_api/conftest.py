@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from examples.order_api.postgres import Postgres, postgres
+from examples.order_api.postgres import Postgres
+from examples.order_api.postgres import postgres as started
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[Postgres]:
-    with postgres() as running:
+def postgres() -> Iterator[Postgres]:
+    with started() as running:
         yield running

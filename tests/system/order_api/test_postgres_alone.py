@@ -18,9 +18,9 @@ from tests.system.order_api import checks
 
 
 @pytest.fixture(scope="module")
-def running(server: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
+def running(postgres: Postgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[System]:
     """A system whose engine recognises ids."""
-    with system("postgres_alone", "recognises", server, tmp_path_factory.mktemp("recognises")) as found:
+    with system("postgres_alone", "recognises", postgres, tmp_path_factory.mktemp("recognises")) as found:
         yield found
 
 
@@ -65,10 +65,10 @@ def test_a_late_relay_changes_nothing(running: System) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_windows_of_the_effect(server: Postgres, tmp_path: Path, kind: Kind) -> None:
-    with system("postgres_alone", kind, server, tmp_path) as found:
+def test_the_windows_of_the_effect(postgres: Postgres, tmp_path: Path, kind: Kind) -> None:
+    with system("postgres_alone", kind, postgres, tmp_path) as found:
         checks.windows_of_the_effect(found)
 
 
-def test_kills_at_random(server: Postgres, tmp_path: Path, seed: int) -> None:
-    checks.killed_at_random("postgres_alone", server, tmp_path, seed)
+def test_crashes_at_random(postgres: Postgres, tmp_path: Path, seed: int) -> None:
+    checks.killed_at_random("postgres_alone", postgres, tmp_path, seed)

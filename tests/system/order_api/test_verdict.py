@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from examples.order_api.verdict import Verdict, verdict_of
+from examples.order_api.verdict import DEFINITE_FAILURE, NOT_EXECUTED, Verdict, verdict_of
+from idemactor.gateway.proxy import verdict as server
+from idemactor.gateway.proxy.routes import Route, SuccessRule, parse_upstream
+
+ROUTE = Route(
+    "/",
+    parse_upstream("http://127.0.0.1:1"),
+    "orders",
+    success=SuccessRule("/success", True),
+    definite_failure=DEFINITE_FAILURE,
+    not_executed=NOT_EXECUTED,
+)
+SAME = {
+    server.Verdict.SUCCESS: Verdict.SUCCEEDED,
+    server.Verdict.FAILURE: Verdict.FAILED,
+    server.Verdict.NOT_EXECUTED: Verdict.NOT_EXECUTED,
+    server.Verdict.IN_DOUBT: Verdict.AMBIGUOUS,
+}
 
 
 @pytest.mark.parametrize(
@@ -30,3 +47,4 @@ from examples.order_api.verdict import Verdict, verdict_of
 )
 def test_the_rule(status: int, body: bytes, verdict: Verdict) -> None:
     assert verdict_of(status, body) is verdict
+    assert SAME[server.verdict_of(ROUTE, status, (), body)] is verdict
