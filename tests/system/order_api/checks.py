@@ -20,7 +20,7 @@ from examples.order_api.windows import (
 )
 
 KILLING_S: Final = min(60.0, int(os.environ.get("CRASH_ROUNDS", "4")) / 2)
-"""About two kills a second, and no round of it so long that nobody waits for it."""
+"""About two kills a second, for a minute for each kind of engine at most."""
 
 THEN: Final[dict[Kind, str]] = {"recognises": "succeeded", "status": "succeeded", "neither": "in_doubt"}
 """What becomes of an order whose execution nobody heard of."""
