@@ -33,6 +33,8 @@ PATIENCE_S: Final = 5.0
 
 DISPATCH: Final = """
 [namespaces.orders]
+# An API that was away for a week still finds out what became of its orders.
+ttl_ms = 604800000
 [namespaces.orders.dispatch]
 url = "{engine}/orders"
 timeout_ms = {timeout_ms}

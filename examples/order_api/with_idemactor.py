@@ -9,6 +9,7 @@ reconciler, no retry and no state machine here: this program asks what became of
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import uuid
@@ -100,9 +101,10 @@ class Idemactor:
 
 
 def _body_of(outcome: dict[str, Any] | None) -> bytes | None:
-    if outcome is None or outcome.get("body") is None:
+    if outcome is None:
         return None
-    return str(outcome["body"]).encode()
+    # Bytes that are no text come in base64.
+    return base64.b64decode(outcome["body_b64"]) if "body_b64" in outcome else str(outcome["body"]).encode()
 
 
 @dataclass(frozen=True, slots=True)
