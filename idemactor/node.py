@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 import os
+import random
 import resource
 import ssl
 import time
@@ -21,7 +22,10 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
+from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
+from idemactor.dispatch.office import DispatchOffice, destinations_of
+from idemactor.dispatch.relay import Surroundings
+from idemactor.dispatch.shards import RoutedShards
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -50,6 +54,7 @@ from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import told_to_stop
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
@@ -96,8 +101,10 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
         async with open_engines(directory, durability) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
-            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census()), observer)
-            context = make_context(config, router, observer, metrics, clock)
+            bell = Bell()
+            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell), observer)
+            bell.on_moved = router.lines_moved
+            context = make_context(config, router, observer, metrics, clock, bell)
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
                 _bound(config.http, ALPN_PROTOCOLS) as http,
@@ -106,19 +113,20 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             ):
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
-                proxy = make_proxy(config, context)
+                proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
+                await serve_doors(context, http, rpc, gateway, proxy, office, most, announce)
 
 
 def make_context(
-    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock
+    config: ServerConfig, router: Router, observer: Observer, metrics: Metrics, clock: Clock, bell: Bell
 ) -> ServerContext:
     """What the doors of a process are given."""
     resolver = resolver_of(config.sources, clock.now_ms, observer.forged)
     authenticator = Authenticator(config.tokens, config.namespaces, resolver, _request_log(config))
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
+    context.bell = bell
     return context
 
 
@@ -128,14 +136,15 @@ async def serve_doors(
     rpc: Sequence[SocketListener],
     gateway: Sequence[SocketListener],
     proxy: ProxyDoor | None,
+    office: DispatchOffice,
     connections_max: int,
     announce: Callable[[str], None],
     all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run shards and doors until a signal says to stop, and then until everything is answered.
 
-    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
-    needed for that.
+    ``all_settled`` waits until every other process has brought to its end what its proxy and its relays have under way:
+    the shards are needed for that.
     """
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
@@ -154,6 +163,7 @@ async def serve_doors(
             if proxy is not None:
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
+            await doors.start(office.run)
             _spare_the_collector()
             announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
@@ -161,22 +171,25 @@ async def serve_doors(
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True
-            if proxy is not None:
-                await _drain(proxy, context.router)
-                if all_settled is not None:
-                    await all_settled()
+            await _drain(proxy, office, context.router)
+            if all_settled is not None:
+                await all_settled()
             context.router.close()
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
 
 
-async def _drain(proxy: ProxyDoor, router: Router) -> None:
-    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
-    proxy.drain()
+async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router) -> None:
+    """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
+    office.drain()
+    if proxy is not None:
+        proxy.drain()
     router.settle_only()
     with trio.move_on_after(DRAIN_SECONDS_MAX):
-        await proxy.finished.wait()
+        await office.finished.wait()
+        if proxy is not None:
+            await proxy.finished.wait()
 
 
 def _spare_the_collector() -> None:
@@ -202,13 +215,14 @@ def make_shards(
     clock: Clock,
     observer: Observer,
     census: Census,
+    bell: Bell,
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
-    entropy, broom = system_entropy(), Broom()
+    entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom)
+        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer)
         for number, (engine, opened) in engines.items()
     ]
 
@@ -293,6 +307,13 @@ def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None
     warn(section.routes, context)
     settings = ProxySettings(section.routes, section.limits, section.trusted)
     return ProxyDoor(context, settings, system_entropy())
+
+
+def make_office(config: ServerConfig, context: ServerContext, worker: int = 0) -> DispatchOffice:
+    """The relays and reconcilers of a process; there may be none."""
+    shards = RoutedShards(context.router, context.now_ms)
+    around = Surroundings(shards, context.bell, context.observer, context.now_ms, random.random)
+    return DispatchOffice(destinations_of(config.destinations, worker, config.server.workers), around)
 
 
 def connections_max(shards: int, has_proxy: bool) -> int:

@@ -22,7 +22,7 @@ from idemactor.client.flight import Answer, Flight
 from idemactor.client.protocol import Protocol, encode_body
 from idemactor.client.results import error_of
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock
+from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.commands import Command
 from idemactor.core.keys import InvalidNamespace, check_namespace
 from idemactor.core.limits import BATCH_OPS_MAX
@@ -32,6 +32,7 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.observer import NOBODY
 from idemactor.shard import mailbox
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.mailbox import Envelope
@@ -124,6 +125,7 @@ class Shards:
         self._opening = opening
         self._clock = clock
         self._router = Router((), NOBODY)
+        self._bell = Bell()
 
     # -------------------------------------------------------------------------------------------------------- running
 
@@ -137,7 +139,8 @@ class Shards:
         if not trio.lowlevel.in_trio_run():
             raise RuntimeError("shards run on trio: embedded and in-memory clients need it")
         async with self._opening() as opened, trio.open_nursery() as nursery:
-            self._router = Router(_shards(opened, with_remains(self._policies)), NOBODY)
+            self._router = Router(_shards(opened, with_remains(self._policies), self._bell), NOBODY)
+            self._bell.on_moved = self._router.lines_moved
             await nursery.start(_run_to_the_end, self._router)
             if self._clock is not None:
                 self._clock.on_advance(self._wake)
@@ -270,11 +273,12 @@ def _item_told(item: Command | RequestError, answers: Iterator[tuple[Command, ma
     return body_of(answer, command, operator=True, dialect=Dialect.MSGPACK)
 
 
-def _shards(opened: OpenShards, policies: Mapping[str, Policy]) -> list[Shard]:
+def _shards(opened: OpenShards, policies: Mapping[str, Policy], bell: Bell) -> list[Shard]:
     census = Census()
-    entropy, broom = system_entropy(), Broom()
+    entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(opened.clock.now_us)
+    settings = ShardSettings()
     return [
-        Shard(number, engine, policies, census, opened.clock, entropy, NOBODY, ShardSettings(), said, broom)
+        Shard(number, engine, policies, census, opened.clock, entropy, NOBODY, settings, said, broom, bell, sequencer)
         for number, (engine, said) in enumerate(opened.engines)
     ]
 

@@ -142,7 +142,6 @@ class Claim:
     """Take a dispatched operation that is due, to deliver it: its next attempt. A shard gives itself this one."""
 
     identity: Identity
-    operation_id: str
     lease_ms: int
     holder: str
 

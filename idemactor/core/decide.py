@@ -22,7 +22,8 @@ get            unknown      found                   found                       
 forget         nothing      unsettled, forgotten    unsettled, forgotten                     forgotten
 =============  ===========  ======================  =======================================  =================
 
-Three things come before the table: time (``at``), a mismatch of fingerprints, and what a tombstone recognises.
+What is dispatched has rows of its own: ``dispatching.py``. Three things come before the table: time (``at``), a
+mismatch of fingerprints, and what a tombstone recognises.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from idemactor.core import limits
+from idemactor.core import dispatching
 from idemactor.core.commands import (
     Accept,
     Command,
@@ -44,22 +45,33 @@ from idemactor.core.commands import (
     Resolve,
     Verdict,
 )
-from idemactor.core.fingerprint import Fingerprint, contradict
+from idemactor.core.decision import Decision, Fresh
+from idemactor.core.delivery import Ending
+from idemactor.core.fingerprint import contradict
 from idemactor.core.ids import uuid7
 from idemactor.core.keys import Identity
-from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, Policy
-from idemactor.core.record import EarlierToken, Entry, Incident, Outcome, Record, State, Tombstone
+from idemactor.core.lifetimes import (
+    alarm_of,
+    at,
+    committed,
+    doubted,
+    entry_with,
+    freed,
+    known,
+    may_take_over,
+    sticking,
+    unresolved_end,
+    with_earlier,
+)
+from idemactor.core.policy import Policy
+from idemactor.core.record import EarlierToken, Entry, Incident, Record, State, Tombstone
 from idemactor.core.replies import (
     Accepted,
-    AlreadyCommitted,
     Committed,
-    Completed,
     Doubted,
     Extended,
     Forgotten,
     Found,
-    InDoubt,
-    InFlight,
     Mismatch,
     NothingToForget,
     QuotaExceeded,
@@ -71,64 +83,7 @@ from idemactor.core.replies import (
     Unsettled,
     Withdrawn,
 )
-from idemactor.core.values import slotted
-
-
-@slotted
-class Fresh:
-    """What a grant uses up.
-
-    Attributes:
-        token: Above every token that this shard ever granted.
-        entropy: Random bits for an operation id, see ``ids.ENTROPY_BITS``.
-        room: Whether the tenant may have one more key in this namespace.
-    """
-
-    token: int
-    entropy: int
-    room: bool
-
-
-@slotted
-class Decision:
-    """What one command did.
-
-    Attributes:
-        reply: The answer, which leaves once ``entry`` is durable.
-        entry: What the shard holds of the key from now on; meaningful where ``changed``.
-        changed: Whether ``entry`` differs from what was given.
-        granted: Whether ``Fresh`` was used up.
-        incident: Evidence that something may have happened twice.
-        rule_changed: Whether a fingerprint was set aside because it was made under another rule.
-    """
-
-    reply: Reply
-    entry: Entry | None = None
-    changed: bool = False
-    granted: bool = False
-    incident: Incident | None = None
-    rule_changed: bool = False
-
-
-def at(record: Record | None, policy: Policy, now: int) -> Record | None:
-    """The record as time has it at ``now``: time decides, whether or not an alarm has been here."""
-    if record is None:
-        return None
-    match record.state:
-        case State.COMMITTED:
-            return record if now < _known(record.expires_at) else None
-        case State.PENDING:
-            if now < _known(record.lease_expires_at):
-                return record
-            return at(replace(record, state=State.LAPSED), policy, now)
-        case State.LAPSED:
-            gives_up = policy.on_lease_expiry is OnLeaseExpiry.RETRY
-            end = record.unresolved_expires_at
-            return None if gives_up and end is not None and now >= end else record
-        case State.DOUBTED:
-            return record
-        case _:
-            assert_never(record.state)
+from idemactor.core.told import already_committed, completed, in_doubt, in_flight
 
 
 def decide(entry: Entry | None, command: Command, policy: Policy, now: int, fresh: Fresh) -> Decision:
@@ -163,7 +118,7 @@ def decide(entry: Entry | None, command: Command, policy: Policy, now: int, fres
         case Forget():
             return _forget(record, tombstone, command)
         case _:
-            assert_never(command)
+            return dispatching.decide(entry, record, tombstone, command, policy, now, fresh)
 
 
 def sweep(entry: Entry, policy: Policy, now: int) -> Entry | None:
@@ -182,9 +137,9 @@ def sweep(entry: Entry, policy: Policy, now: int) -> Entry | None:
         if end is not None and now >= end:
             # The policy holds what lapsed. Were the deadline kept, changing the policy back would free a live key.
             record = replace(record, unresolved_expires_at=None)
-    if record is entry.record and tombstone is entry.tombstone and entry.alarm_at == _alarm(record, tombstone):
+    if record is entry.record and tombstone is entry.tombstone and entry.alarm_at == alarm_of(record, tombstone):
         return entry
-    return _entry(entry.id, entry.identity, record, tombstone)
+    return entry_with(entry.id, entry.identity, record, tombstone)
 
 
 # ---------------------------------------------------------------------------------------------- reserve and accept
@@ -215,12 +170,12 @@ def _acquire(
         case State.PENDING:
             reply = _first_answer(record, command) or in_flight(record, now)
         case State.LAPSED | State.DOUBTED:
-            if _may_take_over(record, policy, now):
+            if may_take_over(record, policy, now):
                 decision = _grant(entry, record, tombstone, command, policy, now, fresh)
                 return replace(decision, rule_changed=rule_changed)
             reply = in_doubt(record)
         case State.COMMITTED:
-            reply = _first_answer(record, command) or _completed(record, command, policy)
+            reply = _first_answer(record, command) or completed(record, command, policy)
         case _:
             assert_never(record.state)
     return Decision(reply, rule_changed=rule_changed)
@@ -233,12 +188,6 @@ def _first_answer(record: Record, command: Reserve | Accept) -> Reply | None:
     if isinstance(command, Accept):
         return _accepted(record, repeated=True) if record.accepted else None
     return _reserved(record, command, repeated=True) if record.state is State.PENDING else None
-
-
-def _may_take_over(record: Record, policy: Policy, now: int) -> bool:
-    if record.state is State.LAPSED:
-        return policy.on_lease_expiry is OnLeaseExpiry.RETRY
-    return policy.on_doubt is OnDoubt.RETRY and now >= _known(record.lease_expires_at)
 
 
 def _grant(
@@ -266,40 +215,25 @@ def _grant(
         command.holder,
         command.ttl_ms,
         command.window_ms,
-        _unresolved_end(lease_end, policy),
+        unresolved_end(lease_end, policy),
     )
     if previous:
         record = replace(
             record,
             attempt=previous.attempt + 1,
             first_seen_at=previous.first_seen_at,
-            fingerprint=_sticking(previous.fingerprint, command.fingerprint),
+            fingerprint=sticking(previous.fingerprint, command.fingerprint),
             contested=previous.contested,
-            earlier=_with_earlier(previous),
+            earlier=with_earlier(previous),
         )
     reply: Reply
     if isinstance(command, Accept):
-        record = _committed(record, command.outcome, None, policy, now, accepted=True)
+        record = committed(record, command.outcome, None, policy, now, accepted=True)
         reply = _accepted(record, repeated=False)
     else:
         reply = _reserved(record, command, repeated=False)
-    changed = _entry(entry.id if entry else fresh.token, command.identity, record, tombstone)
+    changed = entry_with(entry.id if entry else fresh.token, command.identity, record, tombstone)
     return Decision(reply, changed, True, True)
-
-
-def _sticking(held: Fingerprint | None, given: Fingerprint | None) -> Fingerprint | None:
-    """The first fingerprint sticks; one made under another rule counts as absent once a new one is granted."""
-    if held is None or (given is not None and given.rule != held.rule):
-        return given
-    return held
-
-
-def _with_earlier(previous: Record) -> tuple[EarlierToken, ...]:
-    return (*previous.earlier, EarlierToken(previous.token))[-limits.EARLIER_TOKENS_MAX :]
-
-
-def _unresolved_end(lease_end: int, policy: Policy) -> int | None:
-    return lease_end + policy.unresolved_ttl_ms if policy.on_lease_expiry is OnLeaseExpiry.RETRY else None
 
 
 # ------------------------------------------------------------------------------------------- the holder's commands
@@ -320,10 +254,11 @@ def _commit(
     if record.token != command.token:
         return _stale_commit(entry, record, tombstone, command, policy, now)
     if record.state is State.COMMITTED:
-        return Decision(Committed(_known(record.expires_at), repeated=True))
-    done = _committed(record, command.outcome, command.ttl_ms, policy, now)
-    changed = _entry(entry.id, entry.identity, done, tombstone)
-    return Decision(Committed(_known(done.expires_at), repeated=False), changed, changed=True)
+        return Decision(Committed(known(record.expires_at), repeated=True))
+    ending = Ending.FAILED if command.failed else Ending.SUCCEEDED
+    done = committed(record, command.outcome, command.ttl_ms, policy, now, ending=ending)
+    changed = entry_with(entry.id, entry.identity, done, tombstone)
+    return Decision(Committed(known(done.expires_at), repeated=False), changed, changed=True)
 
 
 def _late_after_release(
@@ -338,7 +273,7 @@ def _late_after_release(
     if not tombstone.reported:
         incident = _incident(entry.identity, tombstone.operation_id, command, record, policy, now)
     kept = replace(record, contested=True) if record else None
-    changed = _entry(entry.id, entry.identity, kept, replace(tombstone, reported=True))
+    changed = entry_with(entry.id, entry.identity, kept, replace(tombstone, reported=True))
     return Decision(reply, changed, changed=True, incident=incident)
 
 
@@ -352,7 +287,7 @@ def _stale_commit(
     incident = _incident(entry.identity, record.operation_id, command, record, policy, now)
     earlier = tuple(EarlierToken(e.token, e.reported or e.token == command.token) for e in record.earlier)
     kept = replace(record, contested=True, earlier=earlier)
-    changed = _entry(entry.id, entry.identity, kept, tombstone)
+    changed = entry_with(entry.id, entry.identity, kept, tombstone)
     return Decision(reply, changed, changed=True, incident=incident)
 
 
@@ -376,17 +311,11 @@ def _release(
     if entry is None or record is None:
         return Decision(Unknown())
     if record.state is State.COMMITTED:
-        return Decision(_already_committed(record))
+        return Decision(already_committed(record))
     if record.token != command.token:
         return Decision(Stale(record.attempt))
-    return _freed(entry, record, policy, now)
-
-
-def _freed(entry: Entry, record: Record, policy: Policy, now: int) -> Decision:
-    """The effect did not happen: only a tombstone is left, as long as a commit made now would have blocked."""
-    expires_at = _blocks_until(record, None, policy, now)
-    tombstone = Tombstone(record.token, record.request_id, record.operation_id, expires_at)
-    return Decision(Released(repeated=False), _entry(entry.id, entry.identity, None, tombstone), changed=True)
+    ending = Ending.FAILED if command.failed else Ending.RELEASED
+    return Decision(Released(repeated=False), freed(entry, record, policy, now, ending), changed=True)
 
 
 def _extend(
@@ -400,33 +329,36 @@ def _extend(
     if entry is None or record is None:
         return Decision(Unknown())
     if record.state is State.COMMITTED:
-        return Decision(_already_committed(record))
+        return Decision(already_committed(record))
     if record.token != command.token:
+        return Decision(Stale(record.attempt))
+    if record.lease_expires_at is None:
+        # It was given back, and waits to be delivered: nobody holds it.
         return Decision(Stale(record.attempt))
     if record.state is State.DOUBTED:
         return Decision(in_doubt(record))
     # A maximum that was lowered meanwhile takes back nothing that was granted under the old one.
-    furthest = max(record.reserved_at + policy.lease_total_max_ms, _known(record.lease_expires_at))
+    furthest = max(record.reserved_at + policy.lease_total_max_ms, known(record.lease_expires_at))
     lease_end = min(now + command.lease_ms, furthest)
-    unresolved_end = _unresolved_end(lease_end, policy)
-    if lease_end <= now and unresolved_end is not None:
+    given_up_at = None if record.delivery else unresolved_end(lease_end, policy)
+    if lease_end <= now and given_up_at is not None:
         # Nothing was gained: asking for more time is no reason to give the operation up sooner than was stored.
-        unresolved_end = record.unresolved_expires_at
-    kept = replace(record, state=State.PENDING, lease_expires_at=lease_end, unresolved_expires_at=unresolved_end)
-    return Decision(Extended(lease_end), _entry(entry.id, entry.identity, kept, tombstone), changed=True)
+        given_up_at = record.unresolved_expires_at
+    kept = replace(record, state=State.PENDING, lease_expires_at=lease_end, unresolved_expires_at=given_up_at)
+    return Decision(Extended(lease_end), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
 
 
 def _doubt(entry: Entry | None, record: Record | None, tombstone: Tombstone | None, command: Doubt) -> Decision:
     if entry is None or record is None:
         return Decision(Unknown())
     if record.state is State.COMMITTED:
-        return Decision(_already_committed(record))
+        return Decision(already_committed(record))
     if record.token != command.token:
         return Decision(Stale(record.attempt))
     if record.state is State.DOUBTED:
         return Decision(Doubted(repeated=True))
-    kept = replace(record, state=State.DOUBTED, reason=command.reason, unresolved_expires_at=None)
-    return Decision(Doubted(repeated=False), _entry(entry.id, entry.identity, kept, tombstone), changed=True)
+    kept = doubted(record, command.reason)
+    return Decision(Doubted(repeated=False), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
 
 
 # --------------------------------------------------------------------------------------------------- the operator's
@@ -449,17 +381,17 @@ def _resolve(
         case State.PENDING:
             return Decision(in_flight(record, now))
         case State.COMMITTED if frees:
-            return Decision(_already_committed(record))
+            return Decision(already_committed(record))
         case State.COMMITTED:
-            return Decision(Committed(_known(record.expires_at), repeated=True))
+            return Decision(Committed(known(record.expires_at), repeated=True))
         case State.LAPSED | State.DOUBTED:
             if record.token != command.token:
                 return Decision(Stale(record.attempt))
             if frees:
-                return _freed(entry, record, policy, now)
-            done = _committed(record, command.outcome, None, policy, now)
-            changed = _entry(entry.id, entry.identity, done, tombstone)
-            return Decision(Committed(_known(done.expires_at), repeated=False), changed, changed=True)
+                return Decision(Released(repeated=False), freed(entry, record, policy, now), changed=True)
+            done = committed(record, command.outcome, None, policy, now)
+            changed = entry_with(entry.id, entry.identity, done, tombstone)
+            return Decision(Committed(known(done.expires_at), repeated=False), changed, changed=True)
         case _:
             assert_never(record.state)
 
@@ -475,63 +407,6 @@ def _forget(record: Record | None, tombstone: Tombstone | None, command: Forget)
 # ------------------------------------------------------------------------------------------------- what they share
 
 
-def _committed(
-    record: Record,
-    outcome: Outcome | None,
-    ttl_ms: int | None,
-    policy: Policy,
-    now: int,
-    *,
-    accepted: bool = False,
-) -> Record:
-    return replace(
-        record,
-        state=State.COMMITTED,
-        lease_expires_at=None,
-        unresolved_expires_at=None,
-        committed_at=now,
-        expires_at=_blocks_until(record, ttl_ms, policy, now),
-        accepted=accepted,
-        outcome=outcome.within(policy.outcome_max_bytes) if outcome else None,
-    )
-
-
-def _blocks_until(record: Record, ttl_ms: int | None, policy: Policy, now: int) -> int:
-    """Until when a commit made now blocks: the commit's ttl, else the reserve's window or ttl, else the policy's."""
-    if ttl_ms is not None:
-        return now + ttl_ms
-    if record.window_ms is not None:
-        end = record.first_seen_at + record.window_ms
-        return end if now < end else now + policy.ttl_ms
-    return now + (record.ttl_ms if record.ttl_ms is not None else policy.ttl_ms)
-
-
-def _entry(entry_id: int, identity: Identity, record: Record | None, tombstone: Tombstone | None) -> Entry:
-    return Entry(entry_id, identity, record, tombstone, _alarm(record, tombstone))
-
-
-def _alarm(record: Record | None, tombstone: Tombstone | None) -> int | None:
-    """When time next changes something about a key."""
-    due = _record_alarm(record) if record else None
-    if tombstone is not None and (due is None or tombstone.expires_at < due):
-        return tombstone.expires_at
-    return due
-
-
-def _record_alarm(record: Record) -> int | None:
-    match record.state:
-        case State.PENDING:
-            return record.lease_expires_at
-        case State.LAPSED:
-            return record.unresolved_expires_at
-        case State.DOUBTED:
-            return None
-        case State.COMMITTED:
-            return record.expires_at
-        case _:
-            assert_never(record.state)
-
-
 def _reserved(record: Record, command: Reserve | Accept, *, repeated: bool) -> Reserved:
     return Reserved(
         command.identity.key,
@@ -539,48 +414,10 @@ def _reserved(record: Record, command: Reserve | Accept, *, repeated: bool) -> R
         record.attempt,
         record.operation_id,
         record.reserved_at,
-        _known(record.lease_expires_at),
+        known(record.lease_expires_at),
         repeated,
     )
 
 
 def _accepted(record: Record, *, repeated: bool) -> Accepted:
-    return Accepted(record.operation_id, record.attempt, _known(record.expires_at), repeated)
-
-
-def _completed(record: Record, command: Reserve | Accept, policy: Policy) -> Completed:
-    return Completed(
-        operation_id=record.operation_id,
-        committed_at=_known(record.committed_at),
-        expires_at=_known(record.expires_at),
-        outcome=record.outcome,
-        rejected=(command.on_duplicate or policy.on_duplicate) is OnDuplicate.REJECT,
-    )
-
-
-def in_flight(record: Record, now: int) -> InFlight:
-    """What is told of a pending record whose lease runs."""
-    end = _known(record.lease_expires_at)
-    return InFlight(record.attempt, record.holder, record.reserved_at, end, max(1, end - now))
-
-
-def in_doubt(record: Record) -> InDoubt:
-    """What is told of a record in doubt."""
-    return InDoubt(
-        attempt=record.attempt,
-        operation_id=record.operation_id,
-        holder=record.holder,
-        reserved_at=record.reserved_at,
-        lease_expires_at=_known(record.lease_expires_at),
-        reason=record.reason,
-    )
-
-
-def _already_committed(record: Record) -> AlreadyCommitted:
-    return AlreadyCommitted(_known(record.committed_at), _known(record.expires_at))
-
-
-def _known(value: int | None) -> int:
-    """A time that the record's state says is there."""
-    assert value is not None
-    return value
+    return Accepted(record.operation_id, record.attempt, known(record.expires_at), repeated)

@@ -9,18 +9,24 @@ read anew: it never has to undo anything.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 from idemactor.core.census import Census
-from idemactor.core.commands import Accept, Command, Reserve
-from idemactor.core.decide import Decision, Fresh, at, decide, sweep
+from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, NackEvent, Reserve, Watch
+from idemactor.core.decide import decide, sweep
+from idemactor.core.decision import Decision, Fresh
+from idemactor.core.delivery import Event, Intent
 from idemactor.core.keys import Identity
+from idemactor.core.lifetimes import at
+from idemactor.core.outbox import Item
+from idemactor.core.outboxes import Outboxes
 from idemactor.core.policy import Policy
 from idemactor.core.record import Entry, Incident, State
-from idemactor.core.replies import InFlight, Reply
+from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Watched
 from idemactor.core.tally import Tally, TallyKey
 
 WAITERS_MAX: Final = 10_000
@@ -47,7 +53,7 @@ T = TypeVar("T", bound=Ticket)
 @dataclass(slots=True)
 class _Waiter(Generic[T]):
     ticket: T
-    command: Reserve
+    command: Reserve | Watch
     deadline: int
     done: bool = False
 
@@ -63,6 +69,11 @@ class Work(Generic[T]):
         incidents: New evidence.
         tallies: New absolute counts of every tenant and namespace that changed.
         rule_changes: Fingerprints that were set aside because they were made under another rule.
+        intents: Of entries that are new, by the entry's id.
+        undelivered: Ids of entries that stay, and whose delivery is gone.
+        events: New in the outbox.
+        acked: The ``seq`` of events that are dealt with.
+        last_seq: The latest place in line that was given; 0: none was.
     """
 
     replies: list[tuple[T, Reply]] = field(default_factory=list)
@@ -71,6 +82,19 @@ class Work(Generic[T]):
     incidents: list[Incident] = field(default_factory=list)
     tallies: dict[TallyKey, Tally] = field(default_factory=dict)
     rule_changes: int = 0
+    intents: dict[int, Intent] = field(default_factory=dict)
+    undelivered: list[int] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    acked: list[int] = field(default_factory=list)
+    last_seq: int = 0
+
+    @property
+    def covers_ms(self) -> int:
+        """A time, milliseconds since the epoch, that is after every place in line that was given.
+
+        A clock that starts from the latest time on disk gives none of them again, nor one before them.
+        """
+        return self.last_seq // 1_000 + 1 if self.last_seq else 0
 
 
 class Ledger(Generic[T]):
@@ -83,6 +107,7 @@ class Ledger(Generic[T]):
         entropy: Gives ``ids.ENTROPY_BITS`` random bits.
         last_token: The highest token that this shard ever granted.
         tallies: The counts as they are on disk.
+        sequence: Gives places in line for what enters the outbox; None: it has one of its own.
     """
 
     def __init__(
@@ -94,6 +119,7 @@ class Ledger(Generic[T]):
         last_token: int,
         tallies: Mapping[TallyKey, Tally],
         *,
+        sequence: Callable[[], int] | None = None,
         cache_bytes_max: int = CACHE_BYTES_MAX,
     ) -> None:
         self.last_token = last_token
@@ -102,6 +128,8 @@ class Ledger(Generic[T]):
         self._policies = policies
         self._census = census
         self._entropy = entropy
+        self._sequence = sequence or itertools.count(1).__next__
+        self.outbox = Outboxes(policies)
         self._cache: OrderedDict[Identity, Entry] = OrderedDict()
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes_max
@@ -147,10 +175,13 @@ class Ledger(Generic[T]):
         if self._wait_count and command.identity in self._waiters:
             # Time decides, not the alarm: a lease that ended is for those who came first and wait.
             self.sweep(command.identity)
+        if isinstance(command, AckEvent | NackEvent):
+            self._work.replies.append((ticket, self._told_of_event(command)))
+            return
         decision = self._decide(command)
         reply = decision.reply
-        if type(reply) is InFlight and type(command) is Reserve and command.wait_ms > 0 and self._may_wait():
-            self._park(ticket, command)
+        if _may_wait_for(command, reply) and self._may_wait():
+            self._park(ticket, cast("Reserve | Watch", command))
             return
         self._work.replies.append((ticket, reply))
         if decision.changed and self._wait_count:
@@ -216,7 +247,7 @@ class Ledger(Generic[T]):
         self._wait_count = 0
         return tickets
 
-    def _park(self, ticket: T, command: Reserve) -> None:
+    def _park(self, ticket: T, command: Reserve | Watch) -> None:
         waiter = _Waiter(ticket, command, self._now + command.wait_ms)
         self._waiters.setdefault(command.identity, []).append(waiter)
         heapq.heappush(self._wait_heap, (waiter.deadline, self._wait_seq, waiter))
@@ -252,7 +283,7 @@ class Ledger(Generic[T]):
                 self._leave(waiter)
                 continue
             decision = self._decide(waiter.command)
-            if not isinstance(decision.reply, InFlight):
+            if not _may_wait_for(waiter.command, decision.reply):
                 self._leave(waiter)
                 self._work.replies.append((waiter.ticket, decision.reply))
 
@@ -272,22 +303,94 @@ class Ledger(Generic[T]):
             self._work.rule_changes += 1
         if decision.changed:
             self._replace(identity, entry, decision.entry)
+            if type(command) is Dispatch or type(command) is Commit:
+                self._keep_beside(command, decision)
         elif entry is not None:
             self._cache.move_to_end(identity)
         return decision
 
     def _fresh(self, command: Command, policy: Policy) -> Fresh:
         if type(command) is not Reserve and type(command) is not Accept:
+            if type(command) is Dispatch or type(command) is Claim:
+                return self._fresh_in_line(command, policy)
             return _NOTHING_FRESH
         identity = command.identity
         room = self._census.total((identity.tenant, identity.namespace)) < policy.records_max
         return Fresh(self.last_token + 1, self._entropy(), room)
+
+    def _fresh_in_line(self, command: Command, policy: Policy) -> Fresh:
+        """As ``_fresh``, for what enters the outbox or leaves it to be delivered."""
+        identity = command.identity
+        room = self._census.total((identity.tenant, identity.namespace)) < policy.records_max
+        seq = self._next_seq() if type(command) is Dispatch and self.outbox.has_room else 0
+        return Fresh(self.last_token + 1, self._entropy(), room, seq)
+
+    # ----------------------------------------------------------------------------------------------------- the outbox
+
+    def _next_seq(self) -> int:
+        self._work.last_seq = self._sequence()
+        return self._work.last_seq
+
+    def new_intent(self, entry_id: int) -> Intent | None:
+        """The intent of an entry that this batch made."""
+        return self._work.intents.get(entry_id)
+
+    def new_events(self) -> list[Event]:
+        """The events that this batch announces."""
+        return self._work.events
+
+    def claim(self, item: Item, lease_ms: int, holder: str) -> Entry | None:
+        """Claim an intent that is due and in memory; its entry as it is then, or None where it is not to be had."""
+        entry = self._cache.get(item.identity) if item.identity else None
+        if entry is None or entry.id != item.id:
+            self.outbox.pass_over(item)
+            return None
+        decision = self._decide(Claim(entry.identity, lease_ms, holder))
+        if decision.changed and self._wait_count:
+            self._settle(entry.identity)
+        if type(decision.reply) is not Claimed:
+            self.outbox.pass_over(item)
+            return None
+        return decision.entry
+
+    def _keep_beside(self, command: Dispatch | Commit, decision: Decision) -> None:
+        """The intent of a dispatch, or the events of a commit, enter the outbox with what was decided."""
+        entry = decision.entry
+        if entry is None or entry.record is None:
+            return
+        if isinstance(command, Dispatch):
+            if type(decision.reply) is Dispatched:
+                self._work.intents[entry.id] = command.intent
+        elif type(decision.reply) is Committed:
+            for number, content in enumerate(command.events, 1):
+                operation_id = entry.record.operation_id
+                name = f"{operation_id}.{number}"
+                event = Event(self._next_seq(), entry.identity, name, operation_id, self._now, content)
+                self._work.events.append(event)
+                self.outbox.announce(event)
+
+    def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
+        item = self.outbox.event(command.identity, command.seq)
+        if isinstance(command, AckEvent):
+            if item is None and self.outbox.recalled:
+                return Acked(repeated=True)
+            self._work.acked.append(command.seq)
+            if item is not None:
+                self.outbox.acknowledge(item)
+            return Acked(repeated=False)
+        if item is None:
+            return Acked(repeated=True)
+        due_at = max(self._now, command.due_at)
+        self.outbox.put_off(item, due_at)
+        return Nacked(due_at)
 
     def _replace(self, identity: Identity, old: Entry | None, new: Entry | None) -> None:
         if new is old:
             return
         self._count(identity, old, new)
         work = self._work
+        if _is_dispatched(old) or _is_dispatched(new):
+            self._track(old, new)
         if old is not None and (new is None or new.id != old.id):
             work.puts.pop(old.id, None)
             work.deletes[old.id] = old
@@ -298,6 +401,17 @@ class Ledger(Generic[T]):
         work.deletes.pop(new.id, None)
         work.puts[new.id] = new
         self._remember(identity, new)
+
+    def _track(self, old: Entry | None, new: Entry | None) -> None:
+        """Something dispatched came, changed or ended."""
+        self.outbox.follow(old, new)
+        if old is None or not _is_dispatched(old):
+            return
+        if new is None or new.id != old.id:
+            self._work.intents.pop(old.id, None)
+        elif _operation(new) != _operation(old):
+            self._work.intents.pop(old.id, None)
+            self._work.undelivered.append(old.id)
 
     def _remember(self, identity: Identity, entry: Entry) -> None:
         old = self._cache.get(identity)
@@ -329,6 +443,22 @@ class Ledger(Generic[T]):
 
 
 _NOTHING_FRESH: Final = Fresh(token=0, entropy=0, room=False)
+
+
+def _is_dispatched(entry: Entry | None) -> bool:
+    return entry is not None and entry.record is not None and entry.record.delivery is not None
+
+
+def _operation(entry: Entry) -> str | None:
+    """Of a dispatched record."""
+    return entry.record.operation_id if entry.record is not None and entry.record.delivery is not None else None
+
+
+def _may_wait_for(command: Command, reply: Reply) -> bool:
+    """Whether this is an answer that a caller would rather wait for to change."""
+    if type(command) is Reserve:
+        return type(reply) is InFlight and command.wait_ms > 0
+    return type(command) is Watch and type(reply) is Watched and command.wait_ms > 0 and not reply.state.ended
 
 
 def _count_record(tally: Tally, entry: Entry, by: int) -> None:

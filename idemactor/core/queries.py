@@ -71,6 +71,7 @@ class Take:
         max: At most so many.
         lease_ms: How long the taker may be at it before it is shown to somebody else.
         holder: Who takes, for people.
+        behind: Heads of this shard that have something before them in another one: they are set aside.
     """
 
     namespace: str
@@ -80,11 +81,20 @@ class Take:
     lease_ms: int
     holder: str
     turns: tuple[Turn, ...] = ()
+    behind: tuple[Turn, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
     """Which of ``turns`` have something before them in this shard's lines?"""
+
+    namespace: str
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The head of these lines ended in another shard: what was set aside for it may be first now."""
 
     namespace: str
     turns: tuple[Turn, ...]
@@ -99,10 +109,14 @@ class FindOperation:
     operation_id: str
 
 
-Query = ListRecords | ListIncidents | Acknowledge | Inspect | Take | Heads | FindOperation
+Query = ListRecords | ListIncidents | Acknowledge | Inspect | Take | Heads | Moved | FindOperation
 
 QUERIES: Final = frozenset(get_args(Query))
 """Their types: every command is asked whether it is one."""
+
+BYSTANDERS: Final = frozenset({Inspect, Take, Heads, Moved})
+"""Queries that a shard can answer while it sleeps, since it does so only with an empty outbox; nor do they keep it
+awake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,10 +247,15 @@ class Behind:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """The shard has heard it."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperationAt:
     """The key of the operation that was looked for; None: this shard has none."""
 
     identity: Identity | None
 
 
-Finding = RecordsPage | IncidentsPage | Acknowledged | NoSuchIncident | Inspected | Taken | Behind | OperationAt
+Finding = RecordsPage | IncidentsPage | Acknowledged | NoSuchIncident | Inspected | Taken | Behind | Noted | OperationAt

@@ -19,7 +19,6 @@ import re
 from typing import Final, assert_never
 
 from idemactor.core.commands import Accept
-from idemactor.core.decide import in_doubt, in_flight
 from idemactor.core.record import Outcome, Record, State
 from idemactor.core.replies import (
     Accepted,
@@ -32,6 +31,7 @@ from idemactor.core.replies import (
     Unavailable,
     Withdrawn,
 )
+from idemactor.core.told import in_doubt, in_flight
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.gateway.authorize import PROCEED_DEFAULT, RESULT_HEADER, Question
 from idemactor.gateway.proxy.headers import REPLAYED, REPLAYED_MARK

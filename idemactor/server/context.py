@@ -12,6 +12,7 @@ from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.shard_map import ALONE, ShardMap
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Router
 
 
@@ -32,6 +33,7 @@ class ServerContext:
         lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
         sources: The kinds of sender that are known, by name.
+        bell: Rings when there may be something in an outbox.
     """
 
     router: Router
@@ -45,3 +47,4 @@ class ServerContext:
     lane: Lane | None = None
     draining: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
+    bell: Bell = field(default_factory=Bell)

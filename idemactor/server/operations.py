@@ -50,7 +50,7 @@ QUESTION_RETRY_MS: Final = 1_000
 """When an operator may ask again that was not answered."""
 
 _MS_PER_S: Final = 1_000
-_ACQUIRING: Final = frozenset({"reserve", "accept"})
+_ACQUIRING: Final = frozenset({"reserve", "accept", "dispatch"})
 
 Members = Mapping[str, object]
 Question = Callable[[], Awaitable[dict[str, object]]]
@@ -260,17 +260,22 @@ async def _walk(context: ServerContext, walk: Walk) -> dict[str, object]:
     return walk.body()
 
 
+async def ask_shard(context: ServerContext, shard: int, query: Query) -> Answer:
+    """The answer of one shard; ``Unavailable`` where it does not come in ``QUESTION_MS_MAX``."""
+    replies = Replies(1)
+    context.router.ask(shard, Envelope(query, replies, 0))
+    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
+        await replies.wait()
+    return replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
+
+
 async def _ask(context: ServerContext, shard: int, query: Query) -> Answer:
     """The answer of one shard.
 
     Raises:
         RequestError: NOT_FOUND, OVERLOADED, or UNAVAILABLE, also where it does not come in ``QUESTION_MS_MAX``.
     """
-    replies = Replies(1)
-    context.router.ask(shard, Envelope(query, replies, 0))
-    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
-        await replies.wait()
-    answer = replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
+    answer = await ask_shard(context, shard, query)
     refusal = refusal_of(answer)
     if refusal is not None:
         assert isinstance(answer, NoSuchIncident | Overloaded | Unavailable)

@@ -18,30 +18,40 @@ import trio
 
 from idemactor.core import limits
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock
+from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.commands import Command
 from idemactor.core.keys import Identity
 from idemactor.core.ledger import Ledger, Work
 from idemactor.core.policy import Policy
 from idemactor.core.queries import (
+    BYSTANDERS,
     QUERIES,
     Acknowledge,
     Acknowledged,
+    Behind,
     Finding,
+    FindOperation,
+    Heads,
     Inspect,
     Inspected,
     ListIncidents,
     ListRecords,
+    Moved,
     NoSuchIncident,
+    Noted,
+    OperationAt,
     Query,
+    Take,
+    Taken,
 )
 from idemactor.core.record import Entry
 from idemactor.core.replies import Reply, Unavailable
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
-from idemactor.shard import lookups
+from idemactor.shard import lookups, taking
 from idemactor.shard.alarm_clock import AlarmClock
 from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
+from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
@@ -93,6 +103,7 @@ class _Turn:
     due: list[Identity] = field(default_factory=list)
     work: Work[Envelope] = field(default_factory=Work)
     acknowledged: set[int] = field(default_factory=set)
+    taken: dict[int, Taken] = field(default_factory=dict)
 
 
 class Shard:
@@ -109,6 +120,8 @@ class Shard:
         settings: Limits and times.
         opened: What the engine said when it was opened.
         broom: Shared by the shards of a process, see ``broom.py``; None: it sweeps alone.
+        bell: Rung for those who wait for the outbox; shared by all shards; None: nobody does.
+        sequencer: Gives places in line; shared by the shards of a process; None: it has one of its own.
     """
 
     def __init__(
@@ -123,6 +136,8 @@ class Shard:
         settings: ShardSettings,
         opened: Opened,
         broom: Broom | None = None,
+        bell: Bell | None = None,
+        sequencer: Sequencer | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
@@ -133,6 +148,8 @@ class Shard:
         self._entropy = entropy
         self._observer = observer
         self._settings = settings
+        self._bell = bell or Bell()
+        self._sequencer = sequencer or Sequencer(clock.now_us)
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
         self._ledger: Ledger[Envelope] | None = self._read(opened)
@@ -208,6 +225,8 @@ class Shard:
         if self._closing:
             return 0
         now = self._clock.now_ms()
+        if self._ledger is not None and not self._ledger.outbox.recalled:
+            return 0
         times = [now + SLEEP_MS_MAX]
         if self._ledger is None and self._spoilt:
             times.append(self._reload_backoff.until_ms if not self._fenced else times[0])
@@ -233,6 +252,8 @@ class Shard:
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
+        if not await self._recall(ledger, turn):
+            return
         try:
             await self._decide(ledger, turn)
             await self._write(ledger, turn)
@@ -243,7 +264,20 @@ class Shard:
             self._drop(turn, error)
         else:
             self._hand_out(answers)
+            self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
+
+    async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
+        """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
+        if ledger.outbox.recalled:
+            return True
+        try:
+            await taking.recall(self._engine, ledger, self._sequencer)
+        except Exception as error:  # As with a file that cannot be read.
+            self._quarantine(turn.now, error)
+            self._drop(turn, error)
+            return False
+        return True
 
     # --------------------------------------------------------------------------------------------- one turn, in order
 
@@ -266,6 +300,9 @@ class Shard:
             self._sweep(ledger, turn)
         for envelope, command in commands:
             ledger.apply(envelope, command)
+        for envelope, query in turn.queries:
+            if type(query) is Take:
+                turn.taken[id(envelope)] = await taking.take(self._engine, ledger, query, turn.now)
         if ledger.waiting:
             ledger.time_out(everyone=self._impatient)
 
@@ -306,13 +343,17 @@ class Shard:
         """The one write of the turn. Returns only when everything that was decided is durable."""
         work = turn.work = ledger.finish()
         batch = Batch(
-            now_ms=turn.now,
+            now_ms=max(turn.now, work.covers_ms),
             last_token=ledger.last_token,
             puts=list(work.puts.values()),
             deletes=list(work.deletes.values()),
             incidents=work.incidents,
             acknowledged=await self._acknowledge(ledger, turn) if turn.queries else [],
             tallies=work.tallies,
+            intents=work.intents,
+            undelivered=work.undelivered,
+            events=work.events,
+            acked=work.acked,
         )
         started = time.perf_counter()
         result = await (self._engine.confirm() if batch.empty else self._engine.commit(batch))
@@ -366,12 +407,22 @@ class Shard:
                 return Acknowledged() if id(envelope) in turn.acknowledged else NoSuchIncident()
             case Inspect():
                 return await self._inspect(ledger, turn.now)
+            case Take():
+                return turn.taken[id(envelope)]
+            case Heads():
+                return Behind(ledger.outbox.behind(query.namespace, query.turns))
+            case Moved():
+                ledger.outbox.moved(query.namespace, query.turns)
+                return Noted()
+            case FindOperation():
+                found = await self._engine.find_operation(query.tenant, query.namespace, query.operation_id)
+                return OperationAt(found)
             case _:
                 assert_never(query)
 
     async def _inspect(self, ledger: Ledger[Envelope], now: int) -> Inspected:
         backlog = self._alarms.backlog(now)
-        return await lookups.inspect(self._engine, ledger.tallies, backlog, ledger.waiting)
+        return await lookups.inspect(self._engine, ledger, backlog)
 
     def _hand_out(self, answers: Iterable[tuple[Envelope, Answer]]) -> None:
         """Let the answers leave: one delivery for each connection that has any."""
@@ -389,12 +440,15 @@ class Shard:
 
     async def _rest(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """After a good turn: do what no answer waits for, and leave memory if nobody has needed this shard for long."""
-        if len(turn.envelopes) > len(turn.queries) or any(type(query) is not Inspect for _, query in turn.queries):
-            self._used_at = turn.now  # The metrics do not count.
+        if len(turn.envelopes) > len(turn.queries) or any(type(q) not in BYSTANDERS for _, q in turn.queries):
+            self._used_at = turn.now
         try:
             await self._engine.maintain()
             self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
+                return
+            if len(ledger.outbox):
+                self._used_at = turn.now
                 return
             self._asleep = await self._inspect(ledger, turn.now)
             await self._engine.close()
@@ -461,15 +515,34 @@ class Shard:
     def _read(self, opened: Opened) -> Ledger[Envelope]:
         # A token that was decided but never reached the disk was told to nobody; it is skipped all the same.
         last_token = max(opened.last_token, self._last_token)
-        return Ledger(self.number, self._policies, self._census, self._entropy, last_token, opened.tallies)
+        return Ledger(
+            self.number,
+            self._policies,
+            self._census,
+            self._entropy,
+            last_token,
+            opened.tallies,
+            sequence=self._sequencer.next,
+        )
 
     def _answer_asleep(self, envelopes: list[Envelope]) -> list[Envelope]:
-        """Tell the metrics how the shard stood when it fell asleep; returns what needs it awake."""
-        inspections = [e for e in envelopes if isinstance(e.command, Inspect)]
-        if len(inspections) == len(envelopes):
-            self._hand_out((envelope, self._asleep) for envelope in inspections)
-            return []
-        return envelopes
+        """Tell whoever comes by how the shard stood when it fell asleep; returns what needs it awake."""
+        if any(type(envelope.command) not in BYSTANDERS for envelope in envelopes):
+            return envelopes
+        self._hand_out((envelope, self._told_asleep(envelope)) for envelope in envelopes)
+        return []
+
+    def _told_asleep(self, envelope: Envelope) -> Finding:
+        """It fell asleep with nothing in its outbox."""
+        match envelope.command:
+            case Take():
+                return taking.NOTHING
+            case Heads():
+                return Behind(())
+            case Moved():
+                return Noted()
+            case _:
+                return self._asleep
 
 
 def _results(replies: Iterable[tuple[Envelope, Reply]]) -> dict[tuple[str, str], int]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
-from idemactor.core.ledger import visible
+from idemactor.core.ledger import Ledger, Ticket, visible
 from idemactor.core.policy import Policy
 from idemactor.core.queries import IncidentsPage, Inspected, ListIncidents, ListRecords, RecordsPage
-from idemactor.core.tally import Tally, TallyKey
 from idemactor.storage.base import Engine, RecordQuery, StateFilter
+
+T = TypeVar("T", bound=Ticket)
 
 
 async def list_records(engine: Engine, query: ListRecords, policies: Mapping[str, Policy], now: int) -> RecordsPage:
@@ -36,7 +38,8 @@ async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
     return IncidentsPage(rows, stored[-1].id if len(stored) == query.limit else None)
 
 
-async def inspect(engine: Engine, tallies: Mapping[TallyKey, Tally], alarm_backlog: int, waiting: int) -> Inspected:
+async def inspect(engine: Engine, ledger: Ledger[T], alarm_backlog: int) -> Inspected:
     """How the shard stands."""
-    copied = tuple((key, replace(tally)) for key, tally in tallies.items())
-    return Inspected(copied, await engine.oldest_pending_at(), alarm_backlog, waiting)
+    copied = tuple((key, replace(tally)) for key, tally in ledger.tallies.items())
+    oldest_at = await engine.oldest_pending_at()
+    return Inspected(copied, oldest_at, alarm_backlog, ledger.waiting, ledger.outbox.counts())

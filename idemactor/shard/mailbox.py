@@ -9,7 +9,7 @@ from typing import Protocol
 
 import trio
 
-from idemactor.core.commands import Command
+from idemactor.core.commands import Command, Reserve, Watch
 from idemactor.core.queries import Finding, Query
 from idemactor.core.replies import Reply
 from idemactor.shard.timer import Timer
@@ -41,6 +41,11 @@ class Envelope:
     def closed(self) -> bool:
         """Whether the caller was seen to leave."""
         return self.sink.closed
+
+
+def waits(command: Command | Query) -> bool:
+    """Whether its answer may take a while on purpose: until somebody else did something, or a time is over."""
+    return isinstance(command, Reserve | Watch) and command.wait_ms > 0
 
 
 class Mailbox:

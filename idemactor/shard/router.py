@@ -7,15 +7,28 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.core.commands import Accept, Reserve
+from idemactor.core.commands import Accept, Dispatch, Reserve
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.queries import Query
+from idemactor.core.outbox import LineKey
+from idemactor.core.queries import Moved, Query, Turn
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
-from idemactor.shard.mailbox import Envelope
+from idemactor.shard.mailbox import Answer, Envelope
 
 OVERLOADED_RETRY_MS: Final = 1_000
 """When a caller may try again that found a mailbox full, or the server shutting down."""
+
+
+class _Nobody:
+    """The sink of what nobody waits for."""
+
+    closed = False
+
+    def deliver(self, answers: list[tuple[object, Answer]]) -> None:
+        """It was heard, or not: whoever waits looks again later all the same."""
+
+
+_NOBODY: Final = _Nobody()
 
 
 class Place(Protocol):
@@ -75,7 +88,7 @@ class Router:
         for envelope in envelopes:
             command = envelope.command
             assert not isinstance(command, Query)
-            if self._settling_only and isinstance(command, Reserve | Accept):
+            if self._settling_only and isinstance(command, Reserve | Accept | Dispatch):
                 self._overloaded([envelope])
                 continue
             shard = shard_of(identity_hash(command.identity), count)
@@ -89,6 +102,16 @@ class Router:
             self._overloaded([envelope])
         else:
             self._submit(shard, [envelope])
+
+    def lines_moved(self, shard: int, lines: Sequence[LineKey]) -> None:
+        """Tell all other shards that the head of these lines ended in this one."""
+        turns: dict[str, list[Turn]] = {}
+        for tenant, namespace, kind, order_key in lines:
+            turns.setdefault(namespace, []).append(Turn(tenant, kind, order_key, 0))
+        for other in self.shards:
+            if other.number != shard:
+                for namespace, moved in turns.items():
+                    self.ask(other.number, Envelope(Moved(namespace, tuple(moved)), _NOBODY, None))
 
     def settle_only(self) -> None:
         """Grant nothing any more, and let nobody wait: what is under way may still be told to have ended."""

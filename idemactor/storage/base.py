@@ -43,10 +43,12 @@ class Batch:
         incidents: New incidents; one that is there already for its token is left as it is.
         acknowledged: Ids of incidents to remove.
         tallies: The new absolute counts of every tenant and namespace that changed.
-        intents: The intents of entries that are new, by the entry's id; one goes with its entry, or by ``undelivered``.
-        undelivered: Ids of entries that stay and have no delivery any more: their deliveries and intents go.
-        events: New events.
-        acked: The ``seq`` of events to remove.
+        intents: The intents of operations that are new, by the entry's id; one goes with its entry, or by
+            ``undelivered``.
+        undelivered: Ids of entries that stay and lost their delivery: it and its intent go. That comes before ``puts``
+            and ``intents``: what lost one delivery and got another in the same batch is in all three.
+        events: New events; none has the ``seq`` of one that is still there.
+        acked: The ``seq`` of events to remove, after the new ones came.
         journal_seq: The number of the latest journal batch that this one includes, 0 where there is no journal.
     """
 
@@ -67,9 +69,7 @@ class Batch:
     def empty(self) -> bool:
         """Whether there is nothing to write: such a batch only needs ``confirm``."""
         # An intent comes with its entry, and so does what is undelivered.
-        return not (
-            self.puts or self.deletes or self.incidents or self.acknowledged or self.events or self.acked
-        )
+        return not (self.puts or self.deletes or self.incidents or self.acknowledged or self.events or self.acked)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,8 +190,11 @@ class Engine(Protocol):
     async def find_incident(self, incident_id: int) -> StoredIncident | None:
         """The incident of that id, if it is still there."""
 
-    async def outbox(self) -> list[Open]:
-        """Everything in the outbox that has not ended, in order of ``seq``.
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order.
 
         Left out is what is in doubt by its holder's word (DOUBTED) and has no ``order_key``: nothing waits for it.
         """

@@ -212,9 +212,11 @@ class _Shard:
 
     def run(self) -> ShardReport:
         with open_untouched(self._path) as connection:
-            check_version(connection, self._path.name)
+            version = check_version(connection, self._path.name)
             self._integrity(connection)
-            last_token, latest_ms, journal_seq = self._meta(connection)
+            if version < schema.FORMAT:
+                connection.execute(check_sql.FORMAT_1_AS_2)
+            last_token, latest_ms, journal_seq = self._meta(connection, version)
             journal_batches = self._replay(journal_seq)
             self._queries(connection, last_token, latest_ms)
             self._owners(connection)
@@ -262,13 +264,13 @@ class _Shard:
                 self._found(f"batch {row.seq} of the journal: {error}")
         return len(rows)
 
-    def _meta(self, connection: apsw.Connection) -> tuple[int, int, int]:
+    def _meta(self, connection: apsw.Connection, version: int) -> tuple[int, int, int]:
         row = connection.execute(schema.SELECT_META).fetchone()
         if row is None:
             raise StorageError("its meta row is missing")
         layout, shard, shards, last_token, latest_ms, journal_seq = row
-        if layout != schema.FORMAT:
-            self._found(f"its meta row says format {layout}, its header {schema.FORMAT}")
+        if layout != version:
+            self._found(f"its meta row says format {layout}, its header {version}")
         if (shard, shards) != (self._number, self._shards):
             self._found(f"it says it is shard {shard} of {shards}, not {self._number} of {self._shards}")
         return last_token, latest_ms, journal_seq
@@ -292,10 +294,16 @@ class _Shard:
             hashed = identity_hash(Identity(*texts))
             if hashed != stored:
                 wrong_hash.append(entry_id)
-            if shard_of(hashed, self._shards) != self._number:
+            if self._is_strange(hashed):
                 wrong_shard.append(entry_id)
         self._report_ids("entries whose hash is not their key's", wrong_hash)
         self._report_ids("entries that belong to another shard", wrong_shard)
+        events = connection.execute(check_sql.EVENT_OWNERS)
+        strange = [seq for seq, *texts in events if self._is_strange(identity_hash(Identity(*texts)))]
+        self._report_ids("events that belong to another shard", strange)
+
+    def _is_strange(self, hashed: int) -> bool:
+        return shard_of(hashed, self._shards) != self._number
 
     def _tallies(self, connection: apsw.Connection) -> None:
         for sql in (check_sql.WRONG_TALLIES, check_sql.MISSING_TALLIES):

@@ -44,7 +44,7 @@ CREATE TABLE batches (
 CREATE TABLE shards (shard INTEGER PRIMARY KEY, dropped INTEGER NOT NULL) STRICT;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), recoveries INTEGER NOT NULL) STRICT;
 """
-KIND: Final = Kind("a journal", APPLICATION_ID, FORMAT, _DDL)
+KIND: Final = Kind("a journal", APPLICATION_ID, FORMAT, _DDL, oldest=FORMAT)
 
 _INSERT_FIRST: Final = """
 INSERT INTO state (one, recoveries) VALUES (1, 0);

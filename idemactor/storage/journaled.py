@@ -16,11 +16,12 @@ from typing import Final
 
 import trio
 
+from idemactor.core.delivery import Event, Intent
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.errors import StorageError
 from idemactor.storage import journal_rows
-from idemactor.storage.base import Batch, CommitResult, Engine, Opened, RecordQuery, StoredIncident
+from idemactor.storage.base import Batch, CommitResult, Engine, Open, Opened, RecordQuery, StoredIncident
 from idemactor.storage.journal import BODY_BYTES_MAX, Journal
 from idemactor.storage.overlay import Overlay
 
@@ -125,8 +126,7 @@ class JournaledEngine:
 
     async def load(self, identities: Sequence[Identity]) -> dict[Identity, Entry]:
         """The entries of those identities that have one."""
-        if self._broken:
-            raise StorageError(f"shard {self._shard} is not open")
+        self._check_open()
         found, unknown = self._overlay.look_up(identities)
         if unknown:
             found.update(await self._inner.load(unknown))
@@ -202,6 +202,43 @@ class JournaledEngine:
         await self._write_behind()
         return await self._inner.find_incident(incident_id)
 
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+        await self._write_behind()
+        return await self._inner.last_seq()
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
+        await self._write_behind()
+        return await self._inner.outbox(after_seq, limit)
+
+    async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
+        """The entries of those ids that are there."""
+        self._check_open()
+        found, unknown = self._overlay.look_up_ids(ids)
+        return found | await self._inner.load_ids(unknown) if unknown else found
+
+    async def load_intents(self, ids: Sequence[int]) -> dict[int, Intent]:
+        """The intents of those entries that have one."""
+        self._check_open()
+        found, unknown = self._overlay.look_up_intents(ids)
+        return found | await self._inner.load_intents(unknown) if unknown else found
+
+    async def load_events(self, seqs: Sequence[int]) -> dict[int, Event]:
+        """Those events that are there."""
+        self._check_open()
+        found, unknown = self._overlay.look_up_events(seqs)
+        return found | await self._inner.load_events(unknown) if unknown else found
+
+    async def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
+        """Whose dispatched operation this is: of a record, or of a tombstone that says how it ended."""
+        self._check_open()
+        if (identity := self._overlay.find_operation(tenant, namespace, operation_id)) is not None:
+            return identity
+        identity = await self._inner.find_operation(tenant, namespace, operation_id)
+        # What the file says of a key is no news where the overlay knows the key, and did not find the operation.
+        return None if identity is None or self._overlay.covers(identity) else identity
+
     async def oldest_pending_at(self) -> int | None:
         """The earliest ``reserved_at`` of a pending or lapsed record, milliseconds since the epoch."""
         await self._write_behind()
@@ -213,9 +250,12 @@ class JournaledEngine:
         Raises:
             StorageError: The file cannot be written; the journal still has everything.
         """
+        self._check_open()
+        await self._write_out()
+
+    def _check_open(self) -> None:
         if self._broken:
             raise StorageError(f"shard {self._shard} is not open")
-        await self._write_out()
 
     async def _write_out(self) -> None:
         if self._overlay.batches and await self._write() is not CommitResult.OK:

@@ -11,11 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import assert_never
 
+from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry, Record, State
 from idemactor.core.tally import Tally, TallyKey
 from idemactor.errors import StorageError
-from idemactor.storage.base import Batch, CommitResult, Opened, RecordQuery, StateFilter, StoredIncident
+from idemactor.storage.base import Batch, CommitResult, Open, Opened, RecordQuery, StateFilter, StoredIncident
+from idemactor.storage.overlay import dispatched_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,16 @@ class MemoryDisk:
         fenced: Another owner took over: commits and confirmations are FENCED.
         before_commit: A slow disk.
         commits: How many batches were applied.
+        operations: By operation id, the entry that had it last; whether it still has is to be seen there.
     """
 
     entries: dict[int, Entry] = field(default_factory=dict)
     ids: dict[Identity, int] = field(default_factory=dict)
     incidents: dict[int, StoredIncident] = field(default_factory=dict)
     tallies: dict[TallyKey, Tally] = field(default_factory=dict)
+    intents: dict[int, Intent] = field(default_factory=dict)
+    events: dict[int, Event] = field(default_factory=dict)
+    operations: dict[str, int] = field(default_factory=dict)
     last_token: int = 0
     latest_ms: int = 0
     last_incident_id: int = 0
@@ -65,9 +71,16 @@ class MemoryDisk:
         """Write a batch, all of it at once."""
         for entry in batch.deletes:
             self._delete(entry.id)
+        for entry_id in batch.undelivered:
+            self.intents.pop(entry_id, None)
         for entry in batch.puts:
             self.entries[entry.id] = entry
             self.ids[entry.identity] = entry.id
+            self.operations.update(dict.fromkeys(dispatched_in(entry), entry.id))
+        self.intents.update(batch.intents)
+        self.events.update((event.seq, event) for event in batch.events)
+        for seq in batch.acked:
+            self.events.pop(seq, None)
         known = {stored.incident.token for stored in self.incidents.values()}
         for incident in batch.incidents:
             if incident.token not in known:
@@ -88,7 +101,12 @@ class MemoryDisk:
 
     def _delete(self, entry_id: int) -> None:
         entry = self.entries.pop(entry_id, None)
-        if entry is not None and self.ids.get(entry.identity) == entry_id:
+        self.intents.pop(entry_id, None)
+        if entry is None:
+            return
+        for operation_id in dispatched_in(entry):
+            self.operations.pop(operation_id, None)
+        if self.ids.get(entry.identity) == entry_id:
             del self.ids[entry.identity]
 
 
@@ -180,6 +198,50 @@ class MemoryEngine:
         """The incident of that id, if it is still there."""
         return self._reading().incidents.get(incident_id)
 
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+        return max((each.seq for each in self._outbox()), default=0)
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
+        opened = [each for each in self._outbox() if each.seq > after_seq]
+        return sorted(opened, key=lambda each: each.seq)[:limit]
+
+    def _outbox(self) -> list[Open]:
+        # A part of opening, which fails apart from reading.
+        if not self._usable:
+            raise StorageError("the engine is not open")
+        disk = self.disk
+        opened = [found for entry in disk.entries.values() if (found := _open(entry)) is not None]
+        opened += [
+            Open(Kind.EVENT, e.seq, *e.identity[:2], e.seq, e.content.order_key, State.PENDING, None, e.committed_at)
+            for e in disk.events.values()
+        ]
+        return opened
+
+    async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
+        """The entries of those ids that are there."""
+        entries = self._reading().entries
+        return {entry_id: entries[entry_id] for entry_id in ids if entry_id in entries}
+
+    async def load_intents(self, ids: Sequence[int]) -> dict[int, Intent]:
+        """The intents of those entries that have one."""
+        intents = self._reading().intents
+        return {entry_id: intents[entry_id] for entry_id in ids if entry_id in intents}
+
+    async def load_events(self, seqs: Sequence[int]) -> dict[int, Event]:
+        """Those events that are there."""
+        events = self._reading().events
+        return {seq: events[seq] for seq in seqs if seq in events}
+
+    async def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
+        """Whose dispatched operation this is: of a record, or of a tombstone that says how it ended."""
+        disk = self._reading()
+        entry = disk.entries.get(disk.operations.get(operation_id, -1))
+        if entry is None or entry.identity[:2] != (tenant, namespace) or operation_id not in dispatched_in(entry):
+            return None
+        return entry.identity
+
     async def oldest_pending_at(self) -> int | None:
         """The earliest ``reserved_at`` of a pending or lapsed record, milliseconds since the epoch."""
         records = [entry.record for entry in self._reading().entries.values()]
@@ -214,9 +276,9 @@ def _in_state(record: Record, wanted: StateFilter | None, now_ms: int) -> bool:
         case StateFilter.COMMITTED:
             return record.state is State.COMMITTED
         case StateFilter.PENDING:
-            return record.state is State.PENDING and _after(record.lease_expires_at, now_ms)
+            return record.state is State.PENDING and not _over(record.lease_expires_at, now_ms)
         case StateFilter.IN_DOUBT:
-            lapsed = record.state is State.PENDING and not _after(record.lease_expires_at, now_ms)
+            lapsed = record.state is State.PENDING and _over(record.lease_expires_at, now_ms)
             return lapsed or record.state in (State.LAPSED, State.DOUBTED)
         case _:
             assert_never(wanted)
@@ -224,6 +286,29 @@ def _in_state(record: Record, wanted: StateFilter | None, now_ms: int) -> bool:
 
 def _after(time_ms: int | None, now_ms: int) -> bool:
     return time_ms is not None and time_ms > now_ms
+
+
+def _over(time_ms: int | None, now_ms: int) -> bool:
+    return time_ms is not None and time_ms <= now_ms
+
+
+def _open(entry: Entry) -> Open | None:
+    record = entry.record
+    if record is None or (delivery := record.delivery) is None or delivery.ending is not None:
+        return None
+    if record.state is State.DOUBTED and delivery.order_key is None:
+        return None
+    return Open(
+        Kind.INTENT,
+        entry.id,
+        entry.identity.tenant,
+        entry.identity.namespace,
+        delivery.seq,
+        delivery.order_key,
+        record.state,
+        record.lease_expires_at,
+        delivery.due_at,
+    )
 
 
 def _without_outcome(entry: Entry) -> Entry:

@@ -6,13 +6,14 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final, assert_never
 
+from idemactor.core.delivery import Delivery, Ending, Event, Intent, Kind, NewEvent
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity, identity_hash
 from idemactor.core.record import EarlierToken, Entry, Incident, Outcome, Record, State, Tombstone
 from idemactor.core.tally import Tally, TallyKey
 from idemactor.errors import StorageError
 from idemactor.storage import schema
-from idemactor.storage.base import RecordQuery, StateFilter, StoredIncident
+from idemactor.storage.base import Open, RecordQuery, StateFilter, StoredIncident
 
 Row = tuple[Any, ...]
 
@@ -21,8 +22,13 @@ _NO_TOMBSTONE: Final[Row] = (None,) * len(schema.TOMBSTONE_COLUMNS)
 _NO_OUTCOME: Final[Row] = (None,) * len(schema.OUTCOME_COLUMNS)
 _RECORD_AT: Final = len(schema.IDENTITY_COLUMNS) + 1
 _TOMBSTONE_AT: Final = _RECORD_AT + len(schema.RECORD_COLUMNS)
-_OUTCOME_AT: Final = _TOMBSTONE_AT + len(schema.TOMBSTONE_COLUMNS)
+_DELIVERY_AT: Final = _TOMBSTONE_AT + len(schema.TOMBSTONE_COLUMNS)
+_OUTCOME_AT: Final = _DELIVERY_AT + len(schema.DELIVERY_COLUMNS)
+_HAS_OUTCOME: Final = schema.ENTRY_COLUMNS.index("has_outcome")
+_HAS_DELIVERY: Final = schema.ENTRY_COLUMNS.index("has_delivery")
 _STATES: Final = tuple(State)
+_ENDINGS: Final = tuple(Ending)
+_KINDS: Final = tuple(Kind)
 
 
 def entry_row(entry: Entry) -> Row:
@@ -57,6 +63,7 @@ def _record_row(record: Record) -> Row:
         record.reason,
         json.dumps([[e.token, int(e.reported)] for e in record.earlier]) if record.earlier else None,
         record.outcome is not None,
+        1 if record.delivery is not None else None,
     )
 
 
@@ -67,36 +74,57 @@ def _tombstone_row(tombstone: Tombstone) -> Row:
         tombstone.operation_id,
         tombstone.expires_at,
         tombstone.reported,
+        None if tombstone.ending is None else int(tombstone.ending),
     )
 
 
-def entry_of(row: Row, outcome: Outcome | None) -> Entry:
+def entry_of(row: Row, outcome: Outcome | None, delivery: Delivery | None) -> Entry:
     """The entry of a row that begins with ``schema.ENTRY_COLUMNS``."""
     return Entry(
         row[0],
         Identity(row[2], row[3], row[4]),
-        None if row[_RECORD_AT] is None else _record_of(row[_RECORD_AT:_TOMBSTONE_AT], outcome),
-        None if row[_TOMBSTONE_AT] is None else _tombstone_of(row[_TOMBSTONE_AT:_OUTCOME_AT]),
+        None if row[_RECORD_AT] is None else _record_of(row[_RECORD_AT:_TOMBSTONE_AT], outcome, delivery),
+        None if row[_TOMBSTONE_AT] is None else _tombstone_of(row[_TOMBSTONE_AT:_DELIVERY_AT]),
         row[5],
     )
 
 
 def loaded_entry_of(row: Row) -> Entry:
-    """The entry of a row of ``schema.SELECT_BY_HASH``, its outcome included.
+    """The entry of a row of ``schema.SELECT_BY_HASH`` or ``SELECT_BY_ID``, its outcome included.
 
     Raises:
         StorageError: The row says that there is an outcome and there is none: never a reason to replay an empty one.
+            Or it says so of a delivery.
     """
     outcome = outcome_of(row[_OUTCOME_AT:])
-    if outcome is None and row[_TOMBSTONE_AT - 1] == 1:
+    if outcome is None and row[_HAS_OUTCOME] == 1:
         raise StorageError(f"the outcome of entry {row[0]} is missing; `idemactor check` tells how much is damaged")
-    return entry_of(row, outcome)
+    return entry_of(row, outcome, _joined_delivery(row))
 
 
-def _record_of(row: Row, outcome: Outcome | None) -> Record:
+def listed_entry_of(row: Row) -> Entry:
+    """The entry of a row of ``schema.SELECT_LISTING``, its outcome left out.
+
+    Raises:
+        StorageError: The row says that there is a delivery and there is none.
+    """
+    return entry_of(row, None, _joined_delivery(row))
+
+
+def _joined_delivery(row: Row) -> Delivery | None:
+    if row[_HAS_DELIVERY] != 1:
+        return None
+    delivery = delivery_of(row[_DELIVERY_AT:_OUTCOME_AT])
+    if delivery is None:
+        # Taken for a record without one, it would be handed to the next caller to do the work itself.
+        raise StorageError(f"the delivery of entry {row[0]} is missing; `idemactor check` tells how much is damaged")
+    return delivery
+
+
+def _record_of(row: Row, outcome: Outcome | None, delivery: Delivery | None) -> Record:
     (state, attempt, token, operation_id, first_seen_at, reserved_at, request_id, lease_expires_at) = row[:8]
     (fingerprint, rule, holder, ttl_ms, window_ms, unresolved_expires_at, committed_at, expires_at) = row[8:16]
-    accepted, contested, reason, earlier, _ = row[16:]
+    accepted, contested, reason, earlier, _, _ = row[16:]
     return Record(
         state=_STATES[state],
         attempt=attempt,
@@ -118,6 +146,7 @@ def _record_of(row: Row, outcome: Outcome | None) -> Record:
         reason=reason,
         outcome=outcome,
         earlier=() if earlier is None else earlier_of(earlier),
+        delivery=delivery,
     )
 
 
@@ -127,8 +156,9 @@ def earlier_of(text: str) -> tuple[EarlierToken, ...]:
 
 
 def _tombstone_of(row: Row) -> Tombstone:
-    token, request_id, operation_id, expires_at, reported = row
-    return Tombstone(token, request_id, operation_id, expires_at, bool(reported))
+    token, request_id, operation_id, expires_at, reported, ending = row
+    kept = None if ending is None else _ENDINGS[ending]
+    return Tombstone(token, request_id, operation_id, expires_at, bool(reported), kept)
 
 
 def entry_gone(entry_id: int, tenant: str, namespace: str, key: str) -> Entry:
@@ -149,8 +179,64 @@ def outcome_of(row: Sequence[Any]) -> Outcome | None:
     status, headers, body, omitted = row
     if status is None:
         return None
-    pairs = () if headers == "[]" else tuple((name, value) for name, value in json.loads(headers))
-    return Outcome(status, pairs, body, bool(omitted))
+    return Outcome(status, _pairs_of(headers), body, bool(omitted))
+
+
+def _pairs_of(headers: str) -> tuple[tuple[str, str], ...]:
+    return () if headers == "[]" else tuple((name, value) for name, value in json.loads(headers))
+
+
+def delivery_row(operation_id: str, delivery: Delivery) -> Row:
+    """The columns ``schema.DELIVERY_COLUMNS``."""
+    return (
+        operation_id,
+        delivery.seq,
+        delivery.order_key,
+        delivery.due_at,
+        delivery.deliver_until,
+        delivery.perhaps_sent,
+        None if delivery.ending is None else int(delivery.ending),
+    )
+
+
+def delivery_of(row: Sequence[Any]) -> Delivery | None:
+    """The delivery of the columns ``schema.DELIVERY_COLUMNS``, None where they are NULL."""
+    _, seq, order_key, due_at, deliver_until, perhaps_sent, ending = row
+    if seq is None:
+        return None
+    kept = None if ending is None else _ENDINGS[ending]
+    return Delivery(seq, order_key, due_at, deliver_until, bool(perhaps_sent), kept)
+
+
+def intent_row(entry_id: int, intent: Intent) -> Row:
+    """The row of ``schema.UPSERT_INTENT``."""
+    return (entry_id, intent.content_type, json.dumps(intent.headers), intent.body)
+
+
+def intent_of(row: Row) -> tuple[int, Intent]:
+    """The entry's id and the intent of a row of ``schema.SELECT_INTENT``."""
+    entry_id, content_type, headers, body = row
+    return entry_id, Intent(content_type, body, _pairs_of(headers))
+
+
+def event_row(event: Event) -> Row:
+    """The row of ``schema.UPSERT_EVENT``."""
+    content = event.content
+    what = (content.content_type, json.dumps(content.headers), content.body, content.order_key)
+    return (event.seq, *event.identity, event.id, event.operation_id, event.committed_at, *what)
+
+
+def event_of(row: Row) -> Event:
+    """The event of a row of ``schema.SELECT_EVENT``."""
+    seq, tenant, namespace, key, event_id, operation_id, committed_at, content_type, headers, body, order_key = row
+    content = NewEvent(content_type, body, _pairs_of(headers), order_key)
+    return Event(seq, Identity(tenant, namespace, key), event_id, operation_id, committed_at, content)
+
+
+def open_of(row: Row) -> Open:
+    """What is in the outbox by a row of ``schema.SELECT_OUTBOX``."""
+    kind, entry_id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at = row
+    return Open(_KINDS[kind], entry_id, tenant, namespace, seq, order_key, _STATES[state], lease_expires_at, due_at)
 
 
 def incident_row(incident: Incident) -> Row:
@@ -179,7 +265,7 @@ def listing_sql(query: RecordQuery, after_id: int, limit: int) -> tuple[str, dic
     Left out are committed records that have expired. Whether a lapsed one has been given up depends on the
     namespace's settings, which the storage does not know: the caller decides that.
     """
-    index, wheres = "records_listings", ["tenant = :tenant", "namespace = :namespace", "id > :after_id"]
+    index, wheres = "records_listings", ["tenant = :tenant", "namespace = :namespace", "records.id > :after_id"]
     match query.state:
         case None:
             wheres.append("(state < 3 OR state = 3 AND expires_at > :now_ms)")
@@ -187,7 +273,8 @@ def listing_sql(query: RecordQuery, after_id: int, limit: int) -> tuple[str, dic
             wheres.append("state = 3 AND expires_at > :now_ms")
         case StateFilter.PENDING:
             index = "records_unsettled"
-            wheres.append("state < 3 AND state = 0 AND lease_expires_at > :now_ms")
+            # What waits to be delivered has no lease that could run out.
+            wheres.append("state < 3 AND state = 0 AND (lease_expires_at > :now_ms OR lease_expires_at IS NULL)")
         case StateFilter.IN_DOUBT:
             index = "records_unsettled"
             wheres.append("state < 3 AND (state > 0 OR lease_expires_at <= :now_ms)")
@@ -200,7 +287,8 @@ def listing_sql(query: RecordQuery, after_id: int, limit: int) -> tuple[str, dic
         wheres.append("contested = 0")
     if query.reserved_before_ms is not None:
         wheres.append("reserved_at < :before_ms")
-    sql = f"{schema.SELECT_LISTING} INDEXED BY {index} WHERE {' AND '.join(wheres)} ORDER BY id LIMIT :limit"
+    found = f"{schema.SELECT_LISTING} INDEXED BY {index} {schema.JOIN_DELIVERY} WHERE {' AND '.join(wheres)}"
+    sql = f"{found} ORDER BY records.id LIMIT :limit"
     bindings = {
         "tenant": query.tenant,
         "namespace": query.namespace,

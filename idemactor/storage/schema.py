@@ -12,8 +12,11 @@ from typing import Final
 APPLICATION_ID: Final = 0x49644D61
 """Marks a file as one of ours (bytes 68 to 71 of a SQLite file, https://www.sqlite.org/fileformat2.html)."""
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The version of the tables below, kept as ``user_version``. A file of a newer one is refused."""
+
+FORMAT_OLDEST: Final = 1
+"""The oldest version that ``UPGRADE`` brings to the present one: a file of it is, when it is opened."""
 
 IDENTITY_COLUMNS: Final = ("id", "hash", "tenant", "namespace", "key")
 """What never changes while an entry lives; an update leaves these columns, and their indexes, alone."""
@@ -40,8 +43,12 @@ RECORD_COLUMNS: Final = (
     "reason",
     "earlier",
     "has_outcome",
+    "has_delivery",
 )
-"""The present operation. ``state`` is NULL where there is only a tombstone; ``earlier`` is JSON, NULL when empty."""
+"""The present operation. ``state`` is NULL where there is only a tombstone; ``earlier`` is JSON, NULL when empty.
+
+``has_delivery`` is 1 or NULL, so that rows of before there were deliveries are right as they are.
+"""
 
 TOMBSTONE_COLUMNS: Final = (
     "tomb_token",
@@ -49,6 +56,7 @@ TOMBSTONE_COLUMNS: Final = (
     "tomb_operation_id",
     "tomb_expires_at",
     "tomb_reported",
+    "tomb_ending",
 )
 """The latest released attempt; ``tomb_token`` is NULL where there is none."""
 
@@ -56,6 +64,31 @@ ENTRY_COLUMNS: Final = (*IDENTITY_COLUMNS, "alarm_at", *RECORD_COLUMNS, *TOMBSTO
 OUTCOME_COLUMNS: Final = ("status", "headers", "body", "omitted")
 """``headers`` is a JSON array of pairs."""
 
+DELIVERY_COLUMNS: Final = (
+    "operation_id",
+    "seq",
+    "order_key",
+    "due_at",
+    "deliver_until",
+    "perhaps_sent",
+    "ending",
+)
+"""The order to deliver an operation's intent; ``operation_id`` is the record's, so that it can be found by it."""
+
+INTENT_COLUMNS: Final = ("content_type", "headers", "body")
+EVENT_COLUMNS: Final = (
+    "seq",
+    "tenant",
+    "namespace",
+    "key",
+    "id",
+    "operation_id",
+    "committed_at",
+    "content_type",
+    "headers",
+    "body",
+    "order_key",
+)
 INCIDENT_COLUMNS: Final = ("tenant", "namespace", "key", "operation_id", "token", "present_token", "at")
 TALLY_COLUMNS: Final = ("records", "pending", "in_doubt", "committed", "contested", "incidents")
 
@@ -63,7 +96,7 @@ TALLY_COLUMNS: Final = ("records", "pending", "in_doubt", "committed", "conteste
 # listings goes through one namespace in order of id; unsettled keeps state=pending and in_doubt listings, and
 # oldest_pending the age of the oldest, independent of how many committed records there are. All but the first two
 # are partial or append-only; contested rows are rare, so that their index costs nothing.
-DDL: Final = """
+_TABLES: Final = """
 CREATE TABLE meta (
     one INTEGER PRIMARY KEY CHECK (one = 1),
     format INTEGER NOT NULL,
@@ -106,7 +139,9 @@ CREATE TABLE records (
     tomb_request_id TEXT,
     tomb_operation_id TEXT,
     tomb_expires_at INTEGER,
-    tomb_reported INTEGER
+    tomb_reported INTEGER,
+    has_delivery INTEGER,
+    tomb_ending INTEGER
 ) STRICT;
 CREATE INDEX records_by_hash ON records (hash);
 CREATE INDEX records_alarms ON records (alarm_at) WHERE alarm_at IS NOT NULL;
@@ -149,6 +184,51 @@ CREATE TABLE tallies (
 ) STRICT;
 """
 
+# An operation is asked for by its id: as long as it has a delivery, and afterwards in the tombstone that says how it
+# ended. deliveries_open is the outbox in its order, and costs nothing for what has ended.
+_ADDED_IN_2: Final = """
+CREATE INDEX records_endings ON records (tomb_operation_id) WHERE tomb_ending IS NOT NULL;
+CREATE TABLE deliveries (
+    id INTEGER PRIMARY KEY,
+    operation_id TEXT NOT NULL,
+    seq INTEGER NOT NULL,
+    order_key TEXT,
+    due_at INTEGER,
+    deliver_until INTEGER NOT NULL,
+    perhaps_sent INTEGER NOT NULL,
+    ending INTEGER
+) STRICT;
+CREATE INDEX deliveries_by_operation ON deliveries (operation_id);
+CREATE INDEX deliveries_open ON deliveries (seq) WHERE ending IS NULL;
+CREATE TABLE intents (
+    id INTEGER PRIMARY KEY,
+    content_type TEXT NOT NULL,
+    headers TEXT NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY,
+    tenant TEXT NOT NULL,
+    namespace TEXT NOT NULL,
+    key TEXT NOT NULL,
+    id TEXT NOT NULL,
+    operation_id TEXT NOT NULL,
+    committed_at INTEGER NOT NULL,
+    content_type TEXT NOT NULL,
+    headers TEXT NOT NULL,
+    body BLOB NOT NULL,
+    order_key TEXT
+) STRICT;
+"""
+DDL: Final = _TABLES + _ADDED_IN_2
+UPGRADE: Final = f"""
+ALTER TABLE records ADD COLUMN has_delivery INTEGER;
+ALTER TABLE records ADD COLUMN tomb_ending INTEGER;
+{_ADDED_IN_2}
+UPDATE meta SET format = {FORMAT};
+"""
+"""What brings a file of format 1 to the present one; no row is rewritten, and nothing tells it from a new one."""
+
 
 def _insert(table: str, columns: tuple[str, ...]) -> str:
     return f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))})"
@@ -176,14 +256,26 @@ UPSERT_ENTRY: Final = _upsert("records", ("id",), IDENTITY_COLUMNS, ("alarm_at",
 DELETE_ENTRY: Final = "DELETE FROM records WHERE id = ?"
 UPSERT_OUTCOME: Final = _upsert("outcomes", ("id",), ("id",), OUTCOME_COLUMNS)
 DELETE_OUTCOME: Final = "DELETE FROM outcomes WHERE id = ?"
+UPSERT_DELIVERY: Final = _upsert("deliveries", ("id",), ("id",), DELIVERY_COLUMNS)
+DELETE_DELIVERY: Final = "DELETE FROM deliveries WHERE id = ?"
+# A key that was released and is dispatched again may keep its entry, and so brings another intent for it.
+UPSERT_INTENT: Final = _upsert("intents", ("id",), ("id",), INTENT_COLUMNS)
+DELETE_INTENT: Final = "DELETE FROM intents WHERE id = ?"
+# As everything that a replay writes, it may be written twice.
+UPSERT_EVENT: Final = _upsert("events", ("seq",), ("seq",), EVENT_COLUMNS[1:])
+DELETE_EVENT: Final = "DELETE FROM events WHERE seq = ?"
 
 _ENTRY: Final = ", ".join(f"records.{name}" for name in ENTRY_COLUMNS)
 _OUTCOME: Final = ", ".join(OUTCOME_COLUMNS)
-SELECT_BY_HASH: Final = (
-    f"SELECT {_ENTRY}, {_OUTCOME} FROM records LEFT JOIN outcomes"
-    " ON outcomes.id = records.id AND records.has_outcome = 1 WHERE records.hash = ?"
+_DELIVERY: Final = ", ".join(f"deliveries.{name}" for name in DELIVERY_COLUMNS)
+JOIN_DELIVERY: Final = "LEFT JOIN deliveries ON deliveries.id = records.id AND records.has_delivery = 1"
+_LOADED: Final = (
+    f"SELECT {_ENTRY}, {_DELIVERY}, {_OUTCOME} FROM records"
+    f" LEFT JOIN outcomes ON outcomes.id = records.id AND records.has_outcome = 1 {JOIN_DELIVERY}"
 )
-SELECT_LISTING: Final = f"SELECT {_ENTRY} FROM records"
+SELECT_BY_HASH: Final = f"{_LOADED} WHERE records.hash = ?"
+SELECT_BY_ID: Final = f"{_LOADED} WHERE records.id = ?"
+SELECT_LISTING: Final = f"SELECT {_ENTRY}, {_DELIVERY} FROM records"
 SELECT_ALARMS: Final = (
     "SELECT alarm_at, tenant, namespace, key FROM records INDEXED BY records_alarms"
     " WHERE alarm_at IS NOT NULL ORDER BY alarm_at, id LIMIT ?"
@@ -205,3 +297,36 @@ SELECT_INCIDENT: Final = f"{_INCIDENT} WHERE id = ?"
 UPSERT_TALLY: Final = _upsert("tallies", ("tenant", "namespace"), ("tenant", "namespace"), TALLY_COLUMNS)
 DELETE_TALLY: Final = "DELETE FROM tallies WHERE tenant = ? AND namespace = ?"
 SELECT_TALLIES: Final = f"SELECT tenant, namespace, {', '.join(TALLY_COLUMNS)} FROM tallies"
+
+HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
+# CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
+SELECT_OUTBOX: Final = """
+SELECT * FROM (
+    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
+    FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
+    WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL) AND seq > ?1
+    ORDER BY seq LIMIT ?2
+)
+UNION ALL
+SELECT * FROM (
+    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
+    WHERE seq > ?1 ORDER BY seq LIMIT ?2
+)
+ORDER BY 5 LIMIT ?2
+"""
+SELECT_LAST_SEQ: Final = """
+SELECT max(
+    coalesce((SELECT max(seq) FROM deliveries INDEXED BY deliveries_open WHERE ending IS NULL), 0),
+    coalesce((SELECT max(seq) FROM events), 0)
+)
+"""
+SELECT_INTENT: Final = f"SELECT id, {', '.join(INTENT_COLUMNS)} FROM intents WHERE id = ?"
+SELECT_EVENT: Final = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq = ?"
+SELECT_OPERATION: Final = """
+SELECT tenant, namespace, key FROM deliveries CROSS JOIN records ON records.id = deliveries.id
+WHERE deliveries.operation_id = ?1 AND has_delivery = 1 AND tenant = ?2 AND namespace = ?3
+UNION ALL
+SELECT tenant, namespace, key FROM records INDEXED BY records_endings
+WHERE tomb_operation_id = ?1 AND tomb_ending IS NOT NULL AND tenant = ?2 AND namespace = ?3
+LIMIT 1
+"""

@@ -14,10 +14,11 @@ from typing import Final, TypeVar
 
 import trio
 
+from idemactor.core.delivery import Event, Intent
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.storage import sqlite_reads
-from idemactor.storage.base import Batch, CommitResult, Opened, RecordQuery, StoredIncident
+from idemactor.storage.base import Batch, CommitResult, Open, Opened, RecordQuery, StoredIncident
 from idemactor.storage.pace import Pace, Threads
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.sqlite_wal import Durability
@@ -135,6 +136,30 @@ class SqliteEngine:
     async def find_incident(self, incident_id: int) -> StoredIncident | None:
         """The incident of that id, if it is still there."""
         return await self._read(lambda: self._file.read(sqlite_reads.find_incident, incident_id))
+
+    async def last_seq(self) -> int:
+        """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
+        return await self._read(lambda: self._file.read(sqlite_reads.last_seq))
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
+        return await self._read(lambda: self._file.read(sqlite_reads.outbox, after_seq, limit))
+
+    async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
+        """The entries of those ids that are there."""
+        return await self._read(lambda: self._file.read(sqlite_reads.load_ids, ids))
+
+    async def load_intents(self, ids: Sequence[int]) -> dict[int, Intent]:
+        """The intents of those entries that have one."""
+        return await self._read(lambda: self._file.read(sqlite_reads.load_intents, ids))
+
+    async def load_events(self, seqs: Sequence[int]) -> dict[int, Event]:
+        """Those events that are there."""
+        return await self._read(lambda: self._file.read(sqlite_reads.load_events, seqs))
+
+    async def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
+        """Whose dispatched operation this is: of a record, or of a tombstone that says how it ended."""
+        return await self._read(lambda: self._file.read(sqlite_reads.find_operation, tenant, namespace, operation_id))
 
     async def oldest_pending_at(self) -> int | None:
         """The earliest ``reserved_at`` of a pending or lapsed record, milliseconds since the epoch."""

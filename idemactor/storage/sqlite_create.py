@@ -20,15 +20,19 @@ _SIDE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a file of ours says it is: its name for people, ``application_id``, ``user_version``, and its tables."""
+    """What a file of ours says it is: its name for people, ``application_id``, ``user_version``, and its tables.
+
+    ``oldest`` is the oldest version that this release reads.
+    """
 
     name: str
     application_id: int
     version: int
     ddl: str
+    oldest: int
 
 
-SHARD: Final = Kind("a shard's file", schema.APPLICATION_ID, schema.FORMAT, schema.DDL)
+SHARD: Final = Kind("a shard's file", schema.APPLICATION_ID, schema.FORMAT, schema.DDL, schema.FORMAT_OLDEST)
 
 
 def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0) -> None:
@@ -78,22 +82,39 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
-def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) -> None:
-    """Refuse what is not of this kind, or not of the version that we know.
+def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) -> int:
+    """Refuse what is not of this kind, or not of a version that we know.
+
+    Returns:
+        The version.
 
     Raises:
         StorageError: The message says the way out.
     """
     application = connection.pragma("application_id")
-    version = connection.pragma("user_version")
+    version: int = connection.pragma("user_version")
     if application != kind.application_id:
         raise StorageError(
             f"{name} is not a file of idemactor ({kind.name}); name another data directory or move it away"
         )
-    if version != kind.version:
+    if not kind.oldest <= version <= kind.version:
         raise StorageError(
             f"{name} has format {version}, this release knows {kind.version}; start the release that wrote it"
         )
+    return version
+
+
+def upgrade(connection: apsw.Connection) -> None:
+    """Bring a shard's file whose version was checked to the present one, in one transaction: all of it or nothing.
+
+    Raises:
+        apsw.Error: It could not be written.
+    """
+    if connection.pragma("user_version") == schema.FORMAT:
+        return
+    with connection:
+        connection.execute(schema.UPGRADE)
+        connection.pragma("user_version", schema.FORMAT)
 
 
 def holds_nothing(path: Path) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import apsw
@@ -12,7 +11,7 @@ from idemactor.core.tally import Tally
 from idemactor.errors import StorageError
 from idemactor.storage import schema, sqlite_writes
 from idemactor.storage.base import Batch, CommitResult, Opened
-from idemactor.storage.sqlite_create import check_version, create_file
+from idemactor.storage.sqlite_create import check_version, create_file, upgrade
 from idemactor.storage.sqlite_wal import Durability, WalFile, missing
 
 
@@ -44,12 +43,20 @@ class ShardFile(WalFile[Opened]):
         super().__init__(place.path, place.durability, place.vfs)
         self._place = place
         self._last_token = 0
+        self._delivers = False
 
     def write(self, batch: Batch) -> CommitResult:
         """Write a batch as one transaction, see ``transact``."""
-        result = self.transact(partial(sqlite_writes.apply, batch=batch, last_token=self._last_token))
+        delivers = self._delivers
+
+        def work(connection: apsw.Connection) -> None:
+            nonlocal delivers
+            delivers = sqlite_writes.apply(connection, batch, self._last_token, delivers)
+
+        result = self.transact(work)
         if result is CommitResult.OK:
             self._last_token = max(self._last_token, batch.last_token)
+            self._delivers = delivers
         return result
 
     def _create(self) -> None:
@@ -74,6 +81,12 @@ class ShardFile(WalFile[Opened]):
         tallies = {(row[0], row[1]): Tally(*row[2:]) for row in connection.execute(schema.SELECT_TALLIES)}
         self._last_token = last_token
         return Opened(last_token, latest_ms, tallies, journal_seq)
+
+    def _settle(self, connection: apsw.Connection, recovering: bool) -> None:
+        super()._settle(connection, recovering)
+        # Only now: what is appended to a WAL that never reached the disk is lost with it.
+        upgrade(connection)
+        self._delivers = bool(connection.execute(schema.HAS_DELIVERIES).get)
 
     def _touch(self, connection: apsw.Connection) -> None:
         connection.execute(schema.TOUCH_META)

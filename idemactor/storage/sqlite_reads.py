@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import apsw
 
+from idemactor.core.delivery import Event, Intent
 from idemactor.core.keys import Identity, identity_hash
 from idemactor.core.record import Entry
 from idemactor.errors import StorageError
 from idemactor.storage import rows, schema
-from idemactor.storage.base import RecordQuery, StoredIncident
+from idemactor.storage.base import Open, RecordQuery, StoredIncident
 
 
 def load(connection: apsw.Connection, identities: Sequence[Identity]) -> dict[Identity, Entry]:
@@ -41,7 +42,7 @@ def alarms(connection: apsw.Connection, limit: int) -> list[tuple[int, Identity]
 def list_records(connection: apsw.Connection, query: RecordQuery, after_id: int, limit: int) -> list[Entry]:
     """One page of a listing, in order of id, without outcomes."""
     sql, bindings = rows.listing_sql(query, after_id, limit)
-    return [rows.entry_of(row, None) for row in connection.execute(sql, bindings)]
+    return [rows.listed_entry_of(row) for row in connection.execute(sql, bindings)]
 
 
 def list_incidents(
@@ -62,3 +63,38 @@ def oldest_pending_at(connection: apsw.Connection) -> int | None:
     """The earliest ``reserved_at`` of a pending or lapsed record, milliseconds since the epoch."""
     oldest: int | None = connection.execute(schema.SELECT_OLDEST_PENDING).get
     return oldest
+
+
+def last_seq(connection: apsw.Connection) -> int:
+    """The highest ``seq`` in the outbox; 0 where there is nothing."""
+    highest: int = connection.execute(schema.SELECT_LAST_SEQ).get
+    return highest
+
+
+def outbox(connection: apsw.Connection, after_seq: int, limit: int) -> list[Open]:
+    """A page of the outbox, in order of ``seq``."""
+    return [rows.open_of(row) for row in connection.execute(schema.SELECT_OUTBOX, (after_seq, limit))]
+
+
+def load_ids(connection: apsw.Connection, ids: Sequence[int]) -> dict[int, Entry]:
+    """The entries of those ids that are there."""
+    asked = [(entry_id,) for entry_id in ids]
+    return {row[0]: rows.loaded_entry_of(row) for row in connection.executemany(schema.SELECT_BY_ID, asked)}
+
+
+def load_intents(connection: apsw.Connection, ids: Sequence[int]) -> dict[int, Intent]:
+    """The intents of those entries that have one."""
+    asked = [(entry_id,) for entry_id in ids]
+    return dict(rows.intent_of(row) for row in connection.executemany(schema.SELECT_INTENT, asked))
+
+
+def load_events(connection: apsw.Connection, seqs: Sequence[int]) -> dict[int, Event]:
+    """Those events that are there."""
+    asked = [(seq,) for seq in seqs]
+    return {row[0]: rows.event_of(row) for row in connection.executemany(schema.SELECT_EVENT, asked)}
+
+
+def find_operation(connection: apsw.Connection, tenant: str, namespace: str, operation_id: str) -> Identity | None:
+    """Whose dispatched operation this is."""
+    row = connection.execute(schema.SELECT_OPERATION, (operation_id, tenant, namespace)).fetchone()
+    return None if row is None else Identity(*row)

@@ -13,21 +13,32 @@ from idemactor.storage.base import Batch
 _NOTHING: Final = Tally()
 
 
-def apply(connection: apsw.Connection, batch: Batch, last_token: int) -> None:
+def apply(connection: apsw.Connection, batch: Batch, last_token: int, delivers: bool) -> bool:
     """Write a batch within the transaction that is open, one statement a table.
 
-    Deletions come first: a key may be gone and back again under another id.
+    Deletions come first: a key may be gone and back again under another id, or dispatched anew under its old one.
 
     Args:
         last_token: The highest token on disk: no entry with an id above it can be there.
+        delivers: Whether the file may hold deliveries; off, none are looked for.
+
+    Returns:
+        Whether the file may hold deliveries from now on.
     """
     many = connection.executemany
     if batch.deletes:
         gone = [(entry.id,) for entry in batch.deletes]
         many(schema.DELETE_ENTRY, gone)
         many(schema.DELETE_OUTCOME, gone)
+        if delivers:
+            _undeliver(connection, gone)
+    if batch.undelivered:
+        _undeliver(connection, [(entry_id,) for entry_id in batch.undelivered])
     if batch.puts:
-        _put(connection, batch, last_token)
+        delivers = _put(connection, batch, last_token) or delivers
+    if batch.intents:
+        many(schema.UPSERT_INTENT, [rows.intent_row(*each) for each in batch.intents.items()])
+    _announce(connection, batch)
     if batch.incidents:
         many(schema.INSERT_INCIDENT, [rows.incident_row(incident) for incident in batch.incidents])
     # After the new ones: what is acknowledged does not come back for its token.
@@ -39,19 +50,40 @@ def apply(connection: apsw.Connection, batch: Batch, last_token: int) -> None:
     if empty := [key for key, tally in tallies if tally == _NOTHING]:
         many(schema.DELETE_TALLY, empty)
     connection.execute(schema.UPDATE_META, (batch.last_token, batch.now_ms, batch.journal_seq))
+    return delivers or bool(batch.intents)
 
 
-def _put(connection: apsw.Connection, batch: Batch, last_token: int) -> None:
+def _announce(connection: apsw.Connection, batch: Batch) -> None:
+    if batch.events:
+        connection.executemany(schema.UPSERT_EVENT, [rows.event_row(event) for event in batch.events])
+    # After the new ones, as with incidents.
+    if batch.acked:
+        connection.executemany(schema.DELETE_EVENT, [(seq,) for seq in batch.acked])
+
+
+def _undeliver(connection: apsw.Connection, ids: list[tuple[int]]) -> None:
+    connection.executemany(schema.DELETE_DELIVERY, ids)
+    connection.executemany(schema.DELETE_INTENT, ids)
+
+
+def _put(connection: apsw.Connection, batch: Batch, last_token: int) -> bool:
+    """Returns whether one of the entries has a delivery."""
     connection.executemany(schema.UPSERT_ENTRY, [rows.entry_row(entry) for entry in batch.puts])
     with_outcome = []
     without = []
+    deliveries = []
     for entry in batch.puts:
         record = entry.record
         if record is not None and record.outcome is not None:
             with_outcome.append((entry.id, *rows.outcome_row(record.outcome)))
         elif entry.id <= last_token:
             without.append((entry.id,))
+        if record is not None and record.delivery is not None:
+            deliveries.append((entry.id, *rows.delivery_row(record.operation_id, record.delivery)))
     if with_outcome:
         connection.executemany(schema.UPSERT_OUTCOME, with_outcome)
     if without:
         connection.executemany(schema.DELETE_OUTCOME, without)
+    if deliveries:
+        connection.executemany(schema.UPSERT_DELIVERY, deliveries)
+    return bool(deliveries)

@@ -22,6 +22,7 @@ from idemactor.node import (
     connections_max,
     first_ms,
     make_context,
+    make_office,
     make_proxy,
     make_shards,
     serve_doors,
@@ -33,6 +34,7 @@ from idemactor.observability.observer import Observers
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.shard.actor import Shard
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
@@ -133,25 +135,35 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         metrics, census = Metrics(), SharedCensus()
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census)
+        bell = Bell()
+        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, bell)
         peers = {
-            number: Peer(worker, number, census, metrics.counted)
+            number: Peer(worker, number, census, metrics.counted, bell)
             for number in range(given.config.server.workers)
             if number != worker
         }
         router = Router(_places(given, shards, peers), observer)
         lane = Lane(router.route)
         mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
-        context = make_context(given.config, router, observer, metrics, clock)
+        bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
+        context = make_context(given.config, router, observer, metrics, clock, bell)
         context.shard_map = given.doors.shard_map(given.directory.shards, worker)
         context.reports = functools.partial(_reports, worker, metrics, mesh)
         context.lane = lane
         async with mesh.running():
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
-            proxy = make_proxy(given.config, context)
+            proxy, office = make_proxy(given.config, context), make_office(given.config, context, worker)
             most = connections_max(len(mine), proxy is not None)
             await serve_doors(
-                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
+                context,
+                http,
+                rpc,
+                gateway,
+                proxy,
+                office,
+                most,
+                lambda _: tell(READY),
+                functools.partial(_wait_for_all, mesh),
             )
 
 

@@ -17,7 +17,7 @@ from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.shard.router import Router
 from idemactor.workers import sockets
 from idemactor.workers.census import SharedCensus
-from idemactor.workers.messages import COUNTS, SETTLED, unpacker
+from idemactor.workers.messages import COUNTS, RUNG, SETTLED, unpacker
 from idemactor.workers.peer import Peer
 
 TICK_MS: Final = 10
@@ -94,6 +94,11 @@ class Mesh:
             peer.send((SETTLED, self._here))
         for peer in self._peers.values():
             await peer.settled()
+
+    def ring(self, namespace: str) -> None:
+        """Ring the bell of all others."""
+        for peer in self._peers.values():
+            peer.send((RUNG, namespace))
 
     async def reports(self, timeout_ms: int) -> dict[int, str | None]:
         """The metrics of all others as text, None for one that does not say."""

@@ -31,6 +31,9 @@ REPORT: Final = 7
 SETTLED: Final = 8
 """(SETTLED, worker): the sender is stopping, and its proxy has nothing under way any more."""
 
+RUNG: Final = 9
+"""(RUNG, namespace): there may be something in an outbox of the sender's shards."""
+
 Message = tuple[Any, ...]
 
 

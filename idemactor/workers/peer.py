@@ -10,6 +10,7 @@ import trio
 
 from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.workers.census import SharedCensus
@@ -21,6 +22,7 @@ from idemactor.workers.messages import (
     LEFT,
     QUESTION,
     REPORT,
+    RUNG,
     SETTLED,
     STANDING,
     TOLD,
@@ -50,19 +52,21 @@ class Peer:
         number: The other's.
         census: Learns how many keys the other has.
         report: This worker's metrics as text.
+        bell: This worker's.
 
     Attributes:
         up: An event that is set while the other is there.
         standings: How its shards stood when they were last asked, by number.
     """
 
-    def __init__(self, here: int, number: int, census: SharedCensus, report: Callable[[], str]) -> None:
+    def __init__(self, here: int, number: int, census: SharedCensus, report: Callable[[], str], bell: Bell) -> None:
         self.number = number
         self.up = trio.Event()
         self.standings: dict[int, Standing] = {}
         self._hello: Message = (HELLO, here)
         self._census = census
         self._report = report
+        self._bell = bell
         self._pack = packer()
         self._outgoing = Outgoing()
         self._unsent: list[bytes] = []
@@ -243,6 +247,8 @@ class Peer:
                 channel = self._questions.get(question)
                 if channel is not None:
                     channel.send_nowait(text)
+            case (kind, namespace) if kind == RUNG:
+                self._bell.hear(namespace)
             case (kind, _) if kind == SETTLED:
                 self._settled = True
                 self._changed.set()

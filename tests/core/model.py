@@ -351,8 +351,9 @@ class Model:
                     "outcome": self.cut(command.outcome, policy),
                 }
             )
-            if last:
-                last.intent.contested = True
+        if last:
+            # One incident for each token, but the mark is that of every record which such a commit meets.
+            last.intent.contested = True
         return {"result": "stale", "attempt": last.number if last else None}
 
     def extend(self, command: Extend, last: Attempt, phase: str, policy: Policy, now: int) -> Answer:

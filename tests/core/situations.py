@@ -18,7 +18,8 @@ from idemactor.core.commands import (
     Resolve,
     Verdict,
 )
-from idemactor.core.decide import Decision, Fresh, decide, sweep
+from idemactor.core.decide import decide, sweep
+from idemactor.core.decision import Decision, Fresh
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.policy import Policy
@@ -52,7 +53,9 @@ class Play:
 
     def decision(self, command: Command) -> Decision:
         """Decide ``command`` and keep what it changed."""
-        made = decide(self.entry, command, self.policy, self.now, Fresh(self.tokens + 1, self.tokens, self.room))
+        seq = self.now * 1_000 + self.tokens
+        fresh = Fresh(self.tokens + 1, self.tokens, self.room, seq)
+        made = decide(self.entry, command, self.policy, self.now, fresh)
         if made.granted:
             self.tokens += 1
         if made.changed:

@@ -55,7 +55,7 @@ PRINTS = (
 )
 OUTCOMES = (None, Outcome(200, (("a", "b"),), b"ok"), Outcome(500, (), b"far too large"))
 STATES = {State.PENDING: "pending", State.LAPSED: "lapsed", State.DOUBTED: "doubted", State.COMMITTED: "committed"}
-NEVER_SHOWN = {"request_id", "ttl_ms", "window_ms", "unresolved_expires_at", "accepted", "earlier"}
+NEVER_SHOWN = {"delivery", "request_id", "ttl_ms", "window_ms", "unresolved_expires_at", "accepted", "earlier"}
 RESULTS: dict[type[Reply], str] = {
     replies.Reserved: "reserved",
     replies.Accepted: "accepted",

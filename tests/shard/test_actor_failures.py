@@ -7,7 +7,8 @@ import trio
 
 from idemactor.core import ledger
 from idemactor.core.commands import Command, Commit, Get
-from idemactor.core.decide import Decision, decide
+from idemactor.core.decide import decide
+from idemactor.core.decision import Decision
 from idemactor.core.queries import Inspect, Inspected, ListRecords, RecordsPage
 from idemactor.core.replies import Committed, Found, InFlight, Reserved, Unavailable, Unknown
 from idemactor.errors import StorageError

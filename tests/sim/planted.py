@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from idemactor.core.commands import Command, Release
-from idemactor.core.decide import Decision
+from idemactor.core.decision import Decision
 from idemactor.core.keys import Identity
 from idemactor.core.ledger import Ledger
 from idemactor.core.record import Entry, State

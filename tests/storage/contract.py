@@ -8,13 +8,14 @@ from typing import Protocol
 
 import pytest
 
+from idemactor.core.delivery import Delivery, Ending, Intent, Kind
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry, Incident, Outcome, State, Tombstone
 from idemactor.core.tally import Tally
 from idemactor.errors import StorageError
-from idemactor.storage.base import Batch, CommitResult, Engine, Opened, RecordQuery, StateFilter
+from idemactor.storage.base import Batch, CommitResult, Engine, Open, Opened, RecordQuery, StateFilter
 from idemactor.storage.memory import MemoryEngine
-from tests.storage.samples import NOW, Writer, committed, name, pending, picture
+from tests.storage.samples import INTENT, NOW, Writer, committed, dispatched, event, name, pending, picture
 
 
 class Disk(Protocol):
@@ -221,6 +222,134 @@ class EngineContract:
         loaded = await engine.load([name("k1")])
         assert loaded[name("k1")] == entries[0]
 
+    async def test_listings_show_what_waits_to_be_delivered_as_pending(self, engine: Engine) -> None:
+        entries = [
+            dispatched(1, name("queued")),
+            dispatched(2, name("delivering"), attempt=1, lease_expires_at=NOW + 5),
+            dispatched(3, name("lease over"), attempt=1, lease_expires_at=NOW),
+            dispatched(4, name("in doubt"), state=State.DOUBTED),
+        ]
+        await put(engine, *entries, intents=dict.fromkeys(range(1, 5), INTENT))
+        for state, ids in {None: [1, 2, 3, 4], StateFilter.PENDING: [1, 2], StateFilter.IN_DOUBT: [3, 4]}.items():
+            found = await engine.list_records(RecordQuery("default", "trade", NOW, state), 0, 100)
+            assert found == [entry for entry in entries if entry.id in ids], state
+        assert await engine.oldest_pending_at() == NOW
+
+    async def test_an_intent_stays_as_it_came_while_its_delivery_changes(self, disk: Disk, engine: Engine) -> None:
+        first = dispatched(1, name("k"))
+        intent = Intent("a/b", b"\x00\xff", (("x", "\ud800"), ("x", "")))
+        await put(engine, first, intents={1: intent})
+        assert first.record is not None
+        assert first.record.delivery is not None
+        changes = (
+            replace(first.record.delivery, due_at=None, perhaps_sent=True),
+            replace(first.record.delivery, due_at=NOW + 7, seq=9, order_key="", deliver_until=2**53),
+            replace(first.record.delivery, due_at=None, ending=Ending.FAILED),
+        )
+        for delivery in changes:
+            entry = replace(first, record=replace(first.record, delivery=delivery))
+            await put(engine, entry)
+            assert await engine.load([name("k")]) == {name("k"): entry}
+            assert await engine.load_ids([1, 2]) == {1: entry}
+            assert await engine.load_intents([1, 2]) == {1: intent}
+        await engine.close()
+        engine = disk.engine()
+        await engine.open()
+        assert await engine.load_ids([1]) == {1: entry}
+        assert await engine.load_intents([1]) == {1: intent}
+
+    async def test_intent_and_delivery_go_with_their_entry(self, engine: Engine) -> None:
+        entry = dispatched(1, name("k"))
+        await put(engine, entry, intents={1: INTENT})
+        await put(engine, deletes=[entry])
+        assert (await engine.load_ids([1]), await engine.load_intents([1]), await engine.outbox(0, 1_000)) == (
+            {},
+            {},
+            [],
+        )
+        assert await engine.find_operation("default", "trade", "operation-1") is None
+
+    async def test_an_entry_may_lose_its_delivery_and_get_another(self, engine: Engine) -> None:
+        await put(engine, dispatched(1, name("k")), intents={1: INTENT})
+        released = Tombstone(1, None, "operation-1", NOW + 9, ending=Ending.RELEASED)
+        await put(engine, Entry(1, name("k"), None, released, NOW + 9), undelivered=[1])
+        assert (await engine.load_intents([1]), await engine.outbox(0, 1_000)) == ({}, [])
+        assert await engine.find_operation("default", "trade", "operation-1") == name("k")
+        again = replace(dispatched(1, name("k"), operation_id="operation-2"), tombstone=released)
+        await put(engine, again, intents={1: INTENT})
+        assert await engine.load([name("k")]) == {name("k"): again}
+        for operation_id in ("operation-1", "operation-2"):
+            assert await engine.find_operation("default", "trade", operation_id) == name("k")
+        third, other = dispatched(1, name("k"), operation_id="operation-3"), Intent("", b"other")
+        await put(engine, third, undelivered=[1], intents={1: other})
+        assert await engine.load_ids([1]) == {1: third}
+        assert await engine.load_intents([1]) == {1: other}
+        assert [each.id for each in await engine.outbox(0, 1_000)] == [1]
+        assert await engine.find_operation("default", "trade", "operation-2") is None
+
+    async def test_an_operation_is_found_by_its_owner_alone_and_only_if_dispatched(self, engine: Engine) -> None:
+        done = Delivery(7, None, None, NOW, ending=Ending.SUCCEEDED)
+        plain = Tombstone(3, None, "released plainly", NOW + 9)
+        await put(
+            engine,
+            committed(1, name("done"), delivery=done),
+            pending(2, name("reserved")),
+            Entry(3, name("released"), None, plain, NOW + 9),
+        )
+        assert await engine.find_operation("default", "trade", "operation-1") == name("done")
+        for asked in (
+            ("default", "pay", "operation-1"),
+            ("acme", "trade", "operation-1"),
+            ("default", "trade", "operation-2"),
+            ("default", "trade", "released plainly"),
+            ("default", "trade", "nobody's"),
+        ):
+            assert await engine.find_operation(*asked) is None
+
+    async def test_the_outbox_has_what_has_not_ended_in_order(self, disk: Disk, engine: Engine) -> None:
+        def entry(entry_id: int, seq: int, order_key: str | None = None, **changes: object) -> Entry:
+            ending = Ending.SUCCEEDED if changes.get("state") is State.COMMITTED else None
+            due_at = changes.pop("due_at", None)
+            delivery = Delivery(seq, order_key, due_at, NOW + 9, ending=ending)  # type: ignore[arg-type]
+            return dispatched(entry_id, name(f"k{entry_id}"), delivery=delivery, **changes)
+
+        entries = [
+            entry(1, 50, due_at=NOW + 3),
+            entry(2, 40, "account", attempt=1, lease_expires_at=NOW + 5),
+            entry(3, 30, state=State.DOUBTED),
+            entry(4, 20, "account", state=State.DOUBTED, lease_expires_at=NOW),
+            entry(5, 10, "account", state=State.COMMITTED, committed_at=NOW, expires_at=NOW + 5),
+            entry(6, 35, state=State.LAPSED, lease_expires_at=NOW - 1),
+            pending(7, name("reserved")),
+        ]
+        events = [event(45, order_key="account"), event(5, name("e", namespace="pay", tenant="acme"))]
+        await put(engine, *entries, intents=dict.fromkeys(range(1, 7), INTENT), events=events)
+        trade = ("default", "trade")
+        expected = [
+            Open(Kind.EVENT, 5, "acme", "pay", 5, None, State.PENDING, None, NOW),
+            Open(Kind.INTENT, 4, *trade, 20, "account", State.DOUBTED, NOW, None),
+            Open(Kind.INTENT, 6, *trade, 35, None, State.LAPSED, NOW - 1, None),
+            Open(Kind.INTENT, 2, *trade, 40, "account", State.PENDING, NOW + 5, None),
+            Open(Kind.EVENT, 45, *trade, 45, "account", State.PENDING, None, NOW),
+            Open(Kind.INTENT, 1, *trade, 50, None, State.PENDING, None, NOW + 3),
+        ]
+        assert await engine.outbox(0, 1_000) == expected
+        await engine.close()
+        engine = disk.engine()
+        await engine.open()
+        assert await engine.outbox(0, 1_000) == expected
+
+    async def test_events_stay_until_they_are_acknowledged(self, disk: Disk, engine: Engine) -> None:
+        first = event(1, name("größer"), headers=(("a", "\ud800"),), body=b"\x00\xff", order_key="")
+        await put(engine, events=[first, event(2)])
+        assert await engine.load_events([1, 2, 3]) == {1: first, 2: event(2)}
+        await put(engine, events=[event(3), event(4)], acked=[2, 4, 12345])
+        await engine.close()
+        engine = disk.engine()
+        await engine.open()
+        assert await engine.load_events([1, 2, 3, 4]) == {1: first, 3: event(3)}
+        assert [each.seq for each in await engine.outbox(0, 1_000)] == [1, 3]
+
     async def test_the_oldest_pending_is_pending_or_lapsed(self, engine: Engine) -> None:
         await put(
             engine,
@@ -240,8 +369,16 @@ class EngineContract:
             assert await engine.confirm() is CommitResult.FAILED
             with pytest.raises(StorageError):
                 await engine.load([name("k")])
-            with pytest.raises(StorageError):
-                await engine.alarms(1)
+            for question in (
+                engine.alarms(1),
+                engine.outbox(0, 1_000),
+                engine.load_ids([]),
+                engine.load_intents([]),
+                engine.load_events([]),
+                engine.find_operation("default", "trade", "operation"),
+            ):
+                with pytest.raises(StorageError):
+                    await question
             await engine.open()
             assert await engine.confirm() is CommitResult.OK
             assert await engine.load([name("k")]) == {}

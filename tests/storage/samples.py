@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from idemactor.core.delivery import Delivery, Ending, Event, Intent, NewEvent
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.record import EarlierToken, Entry, Incident, Outcome, Record, State, Tombstone
 from idemactor.core.tally import Tally, TallyKey
-from idemactor.storage.base import Batch, Engine, Opened, StoredIncident
+from idemactor.storage.base import Batch, Engine, Open, Opened, StoredIncident
 from idemactor.storage.memory import MemoryDisk
 
 NOW: Final = 1_700_000_000_000
@@ -42,6 +43,28 @@ def committed(entry_id: int, identity: Identity, **changes: object) -> Entry:
         "outcome": Outcome(200, (), b"done"),
     }
     return pending(entry_id, identity, **(fields | changes))
+
+
+_SEQ: Final = 1_000_000
+"""Where deliveries of a ``Writer`` begin in line, behind all of its events: nothing has the place of another."""
+INTENT: Final = Intent("application/json", b'{"amount": 1}', (("x-trace", "1"),))
+
+
+def dispatched(entry_id: int, identity: Identity, **changes: object) -> Entry:
+    """An entry whose operation waits to be delivered; its fields may be overridden."""
+    fields: dict[str, object] = {
+        "attempt": 0,
+        "lease_expires_at": None,
+        "delivery": Delivery(100 + entry_id, None, NOW, NOW + 9_000),
+    }
+    return pending(entry_id, identity, **(fields | changes))
+
+
+def event(seq: int, identity: Identity | None = None, **content: object) -> Event:
+    """An event, most of it the usual."""
+    fields: dict[str, object] = {"content_type": "text/plain", "body": b"done"}
+    what = NewEvent(**(fields | content))  # type: ignore[arg-type]
+    return Event(seq, identity or name("k"), f"operation.{seq}", "operation", NOW, what)
 
 
 def name(key: str, namespace: str = "trade", tenant: str = "default") -> Identity:
@@ -80,8 +103,27 @@ def record(rng: Random, token: int, now: int) -> Record:
         "outcome": outcome(rng) if done and rng.random() < 0.7 else None,
         "earlier": tuple(EarlierToken(t, rng.random() < 0.5) for t in range(1, rng.randrange(1, 5))),
     }
+    if rng.random() < 0.3:
+        values["delivery"] = delivery(rng, state, token, now)
+        if state is State.PENDING and rng.random() < 0.5:
+            values["lease_expires_at"] = None
     fixed = (state, rng.randrange(1, 9), token, f"operation-{token}", now - rng.randrange(50), now - rng.randrange(50))
     return Record(*fixed, **values)  # type: ignore[arg-type]
+
+
+def delivery(rng: Random, state: State, seq: int, now: int) -> Delivery:
+    """Any delivery of a record of that state."""
+    done = state is State.COMMITTED
+    order_key = rng.choice(_TEXTS) if rng.random() < 0.5 else None
+    ending = rng.choice((Ending.SUCCEEDED, Ending.FAILED, Ending.EXPIRED)) if done else None
+    due_at = None if done or rng.random() < 0.3 else now + rng.randrange(500)
+    return Delivery(_SEQ + seq, order_key, due_at, now + rng.randrange(9_000), rng.random() < 0.5, ending)
+
+
+def intent(rng: Random) -> Intent:
+    """Any intent."""
+    headers = tuple((rng.choice(_TEXTS), rng.choice(_TEXTS)) for _ in range(rng.randrange(3)))
+    return Intent(rng.choice(_TEXTS), rng.randbytes(rng.choice((0, 1, 40, 6_000))), headers)
 
 
 def entry(rng: Random, entry_id: int, identity: Identity, token: int, now: int) -> Entry:
@@ -90,7 +132,14 @@ def entry(rng: Random, entry_id: int, identity: Identity, token: int, now: int) 
     tombstone = None
     if kept is None or rng.random() < 0.3:
         request_id = None if rng.random() < 0.5 else "request"
-        tombstone = Tombstone(max(1, token - 1), request_id, "old", now + rng.randrange(3_000), rng.random() < 0.5)
+        tombstone = Tombstone(
+            max(1, token - 1),
+            request_id,
+            f"released-{token}",
+            now + rng.randrange(3_000),
+            rng.random() < 0.5,
+            rng.choice((None, Ending.FAILED, Ending.CANCELLED, Ending.RELEASED)),
+        )
     return Entry(entry_id, identity, kept, tombstone, now + rng.randrange(3_000) if rng.random() < 0.8 else None)
 
 
@@ -102,6 +151,7 @@ class Writer:
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     now: int = NOW
     token: int = 0
+    seq: int = 0
     used: set[Identity] = field(default_factory=set)
 
     def batch(self) -> Batch:
@@ -119,6 +169,8 @@ class Writer:
                 batch.puts.append(entry(rng, old.id, old.identity, self.token, self.now))
         for _ in range(rng.randrange(6)):
             self._put_new(batch)
+        self._deliveries(batch)
+        self._events(batch)
         self._incidents(batch)
         for key in rng.sample((("default", "trade"), ("default", "pay"), ("acme", "trade")), rng.randrange(3)):
             batch.tallies[key] = Tally(*(rng.randrange(3) for _ in range(6)))
@@ -135,6 +187,30 @@ class Writer:
         self.token += 1
         self.used.add(identity)
         batch.puts.append(entry(rng, self.token, identity, self.token, self.now))
+
+    def _deliveries(self, batch: Batch) -> None:
+        """What goes with entries that are dispatched, stay so, are dispatched again, or are not any more."""
+        for put in batch.puts:
+            old = self.disk.entries.get(put.id)
+            before = old is not None and old.record is not None and old.record.delivery is not None
+            after = put.record is not None and put.record.delivery is not None
+            if after and (not before or self.rng.random() < 0.3):
+                batch.intents[put.id] = intent(self.rng)
+            if before and (not after or (put.id in batch.intents and self.rng.random() < 0.5)):
+                batch.undelivered.append(put.id)
+
+    def _events(self, batch: Batch) -> None:
+        rng, disk = self.rng, self.disk
+        self.seq = max(self.seq, *disk.events, 0)
+        for _ in range(rng.randrange(3)):
+            self.seq += 1
+            headers = ((rng.choice(_TEXTS), rng.choice(_TEXTS)),) * rng.randrange(2)
+            order_key = rng.choice((None, *_TEXTS))
+            content = NewEvent(rng.choice(_TEXTS), rng.randbytes(rng.choice((0, 40))), headers, order_key)
+            identity = Identity("default", rng.choice(("trade", "pay")), rng.choice(_TEXTS))
+            batch.events.append(Event(self.seq, identity, f"operation.{self.seq}", "operation", self.now, content))
+        waiting = sorted(disk.events.keys() | {each.seq for each in batch.events})
+        batch.acked.extend(rng.sample(waiting, min(len(waiting), rng.randrange(3))))
 
     def _incidents(self, batch: Batch) -> None:
         rng, disk = self.rng, self.disk
@@ -158,6 +234,11 @@ class Picture:
     entries: dict[Identity, Entry]
     alarms: list[tuple[int, Identity]]
     incidents: list[StoredIncident]
+    outbox: list[Open]
+    by_id: dict[int, Entry]
+    intents: dict[int, Intent]
+    events: dict[int, Event]
+    operations: dict[str, Identity | None]
 
 
 async def picture(engine: Engine, opened: Opened, identities: set[Identity]) -> Picture:
@@ -165,6 +246,8 @@ async def picture(engine: Engine, opened: Opened, identities: set[Identity]) -> 
     incidents: list[StoredIncident] = []
     for namespace in ("pay", "trade"):
         incidents += await engine.list_incidents("default", namespace, 0, 10_000)
+    ids = range(opened.last_token + 2)
+    by_id = await engine.load_ids(ids)
     return Picture(
         opened.last_token,
         opened.latest_ms,
@@ -172,4 +255,19 @@ async def picture(engine: Engine, opened: Opened, identities: set[Identity]) -> 
         await engine.load(sorted(identities)),
         await engine.alarms(10_000),
         incidents,
+        await engine.outbox(0, 1_000),
+        by_id,
+        await engine.load_intents(ids),
+        await engine.load_events(range(4 * len(ids) + 100)),
+        await operations(engine, by_id),
     )
+
+
+async def operations(engine: Engine, entries: dict[int, Entry]) -> dict[str, Identity | None]:
+    """Whose the operations are that stand in these entries, or stood in one of the same id before."""
+    asked = [(*entry.identity[:2], f"released-{entry_id}") for entry_id, entry in entries.items()]
+    asked += [(*entry.identity[:2], f"operation-{entry_id}") for entry_id, entry in entries.items()]
+    for entry in entries.values():
+        parts = [part for part in (entry.record, entry.tombstone) if part is not None]
+        asked += [(*entry.identity[:2], part.operation_id) for part in parts]
+    return {each[2]: await engine.find_operation(*each) for each in asked}

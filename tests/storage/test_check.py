@@ -4,11 +4,13 @@ import hashlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import apsw
 import pytest
 
+from idemactor.core.delivery import Delivery, Ending
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.record import Entry, Incident, Outcome, State, Tombstone
 from idemactor.core.tally import Tally
@@ -18,7 +20,7 @@ from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import Report, Severity, check_directory
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_file import Place, ShardFile
-from tests.storage.samples import NOW, committed, name, pending
+from tests.storage.samples import INTENT, NOW, committed, dispatched, event, name, pending
 
 SHARDS = 2
 
@@ -44,10 +46,23 @@ def fill(path: Path, *, tidy: bool) -> None:
                 committed(6, keys[5], outcome=None),
             ]
             incident = Incident(keys[0], "o", 1, 2, NOW, Outcome(200))
-            tally = Tally(records=6, pending=1, in_doubt=2, committed=2, contested=1, incidents=1)
-            batch = Batch(NOW, 7, entries, [], [incident], [], {("default", "trade"): tally})
+            tally = Tally(records=9, pending=3, in_doubt=2, committed=3, contested=1, incidents=1)
+            batch = Batch(NOW, 9, [*entries, *deliveries(keys)], [], [incident], [], {("default", "trade"): tally})
+            batch.intents = dict.fromkeys((7, 8, 9), INTENT)
+            batch.events = [event(70, keys[0])]
             assert file.write(batch) is CommitResult.OK
             file.close(tidy=tidy)
+
+
+def deliveries(keys: list[Identity]) -> list[Entry]:
+    """One that waits, one that is being delivered, one that ended; the last left a tombstone before."""
+    done = Delivery(9, "account", None, NOW, ending=Ending.SUCCEEDED)
+    ended = committed(9, keys[8], attempt=2, outcome=None, delivery=done)
+    return [
+        dispatched(7, keys[6]),
+        dispatched(8, keys[7], attempt=1, lease_expires_at=NOW + 1, delivery=Delivery(8, None, None, NOW + 9)),
+        replace(ended, tombstone=Tombstone(8, None, "o", NOW + 9, ending=Ending.CANCELLED)),
+    ]
 
 
 @pytest.fixture
@@ -84,8 +99,8 @@ def test_a_sound_directory_is_counted_and_left_as_it_is(tmp_path: Path, tidy: bo
     assert report.findings == ()
     assert report.sound
     for shard, found in enumerate(report.shards):
-        assert (found.shard, found.pending, found.lapsed, found.doubted, found.committed) == (shard, 1, 1, 1, 2)
-        assert (found.tombstones, found.incidents, found.last_token, found.latest_ms) == (1, 1, 7, NOW)
+        assert (found.shard, found.pending, found.lapsed, found.doubted, found.committed) == (shard, 3, 1, 1, 3)
+        assert (found.tombstones, found.incidents, found.last_token, found.latest_ms) == (2, 1, 9, NOW)
         assert found.file_bytes > 0
         assert (found.wal_bytes == 0) is tidy
 
@@ -149,18 +164,38 @@ DAMAGES = {
     f"{RECORD} earlier = '[]' WHERE id = 1": "list of earlier tokens ",
     f"{RECORD} accepted = 2 WHERE id = 4": "neither 0 nor 1",
     f"{RECORD} alarm_at = NULL WHERE id = 1": "no alarm does",
-    f"{RECORD} token = 8 WHERE id = 1": "records with a token above the last one",
-    f"{RECORD} tomb_token = 8 WHERE id = 5": "tombstones with a token above",
+    f"{RECORD} token = 10 WHERE id = 1": "records with a token above the last one",
+    f"{RECORD} tomb_token = 10 WHERE id = 5": "tombstones with a token above",
     f"{RECORD} reserved_at = {NOW + 1} WHERE id = 1": "times later than the shard's latest",
     f"{RECORD} key = 'other' WHERE id = 1": "hash is not their key's",
     f"{RECORD} token = 2, id = 0 WHERE id = 1": "tokens that two records have",
     f"{RECORD} tomb_token = 1, tomb_operation_id = 'o', tomb_expires_at = 1, tomb_reported = 0 WHERE id = 1": (
         "token is their tombstone's"
     ),
+    f"{RECORD} has_delivery = 0 WHERE id = 1": "neither 0 nor 1 ",
+    f"{RECORD} has_delivery = NULL WHERE id = 7": "an attempt below 1 ",
+    f"{RECORD} has_delivery = NULL, attempt = 1 WHERE id = 7": "unsettled records without a lease ",
+    f"{RECORD} has_delivery = NULL WHERE id = 9": "deliveries without a record",
+    f"{RECORD} has_delivery = NULL WHERE id = 8": "intents without a delivery",
+    f"{RECORD} has_delivery = 1 WHERE id = 1": "a delivery that is not there",
+    f"{RECORD} has_delivery = 1 WHERE id = 5": "fields of a record that is not there ",
+    f"{RECORD} tomb_ending = 5 WHERE id = 9": "tombstones with an end that does not exist",
+    f"{RECORD} tomb_ending = 1 WHERE id = 1": "fields of a tombstone that is not there ",
+    "UPDATE deliveries SET ending = 5 WHERE id = 9": "an end or a flag",
+    "UPDATE deliveries SET perhaps_sent = 2 WHERE id = 9": "an end or a flag ",
+    "UPDATE deliveries SET operation_id = 'o' WHERE id = 9": "deliveries of another operation",
+    "UPDATE deliveries SET ending = 1 WHERE id = 8": "ended and their record did not",
+    "UPDATE deliveries SET ending = NULL WHERE id = 9": "or the other way round",
+    "UPDATE deliveries SET due_at = 1 WHERE id = 9": "ended and are due",
+    "UPDATE deliveries SET due_at = NULL WHERE id = 7": "never due",
+    "DELETE FROM intents WHERE id = 8": "lack their intent",
+    "UPDATE intents SET headers = '{'": "intents that cannot be read",
+    "UPDATE events SET headers = '{'": "events that cannot be read",
+    f"UPDATE events SET committed_at = {NOW + 1}": "events later than",
     "DELETE FROM outcomes": "an outcome that is not there",
     "UPDATE outcomes SET id = 99": "outcomes without a record",
     "UPDATE outcomes SET headers = '{'": "outcomes that cannot be read",
-    "UPDATE incidents SET token = 8": "incidents with a token above",
+    "UPDATE incidents SET token = 10": "incidents with a token above",
     f"UPDATE incidents SET at = {NOW + 1}": "incidents later than",
     "UPDATE incidents SET body = NULL": "incidents whose outcome",
     "UPDATE records SET (hash, key) = (SELECT hash, key FROM records WHERE id = 2) WHERE id = 1": "there twice",
@@ -191,6 +226,11 @@ def test_a_key_of_another_shard_is_found(path: Path) -> None:
     stranger = identities(1)[9]
     damage(path, f"{RECORD} key = '{stranger.key}', hash = {identity_hash(stranger)} WHERE id = 1")
     assert whats(check_directory(path)) == ["entries that belong to another shard: 1 (id 1)"]
+
+
+def test_an_event_of_another_shard_is_found(path: Path) -> None:
+    damage(path, f"UPDATE events SET key = '{identities(1)[9].key}'")
+    assert whats(check_directory(path)) == ["events that belong to another shard: 1 (id 70)"]
 
 
 def test_files_that_were_swapped_are_found(path: Path) -> None:

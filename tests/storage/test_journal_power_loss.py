@@ -52,7 +52,19 @@ PLANTED_ROUNDS: Final = 80
 """In how many rounds a planted fault has to be found; it takes a handful."""
 SHARDS_MAX: Final = 4
 
-INVENTED: Final = ("entries", "records", "incidents", "tombstones", "tokens", "the counts", "outcomes", "keys", "times")
+INVENTED: Final = (
+    "entries",
+    "records",
+    "incidents",
+    "tombstones",
+    "tokens",
+    "the counts",
+    "outcomes",
+    "keys",
+    "times",
+    "events that belong",
+    "queued deliveries",
+)
 """What the check says of the keys and counts of ``samples.Writer``, which belong to no shard and count nothing."""
 
 

@@ -187,6 +187,9 @@ def applied(state: MemoryDisk, batch: Batch) -> MemoryDisk:
         ids=dict(state.ids),
         incidents=dict(state.incidents),
         tallies=copy.copy(state.tallies),
+        intents=dict(state.intents),
+        events=dict(state.events),
+        operations=dict(state.operations),
     )
     after.apply(batch)
     return after

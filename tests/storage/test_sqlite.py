@@ -20,7 +20,7 @@ from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_create import create_file
 from tests.storage.contract import EngineContract
 from tests.storage.lossy_vfs import LossyDisk
-from tests.storage.samples import NOW, Writer, committed, name, pending
+from tests.storage.samples import INTENT, NOW, Writer, committed, dispatched, name, pending
 
 
 class FilePlace:
@@ -432,9 +432,85 @@ def test_every_listing_uses_an_index(path: Path) -> None:
         for contested in (None, True, False):
             query = RecordQuery("default", "trade", NOW, state, contested, NOW)
             sql, bindings = rows.listing_sql(query, 0, 10)
-            (plan,) = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings).fetchall()
+            plan, *joins = connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings).fetchall()
+            assert [str(join[3])[:48] for join in joins] == ["SEARCH deliveries USING INTEGER PRIMARY KEY (row"]
             assert "SEARCH records USING INDEX" in str(plan[3])
             assert "(tenant=? AND namespace=? AND id>?)" in str(plan[3])
+    connection.close()
+
+
+def test_outbox_and_operations_use_their_indexes(path: Path) -> None:
+    connection = apsw.Connection(str(path))
+
+    def plan(sql: str, *bindings: object) -> str:
+        return "\n".join(str(row[3]) for row in connection.execute(f"EXPLAIN QUERY PLAN {sql}", bindings))
+
+    outbox = plan(schema.SELECT_OUTBOX, 0, 10)
+    assert "SEARCH deliveries USING INDEX deliveries_open (seq>?)\nSEARCH records USING INTEGER PRIMARY KEY" in outbox
+    assert "SEARCH events USING INTEGER PRIMARY KEY (rowid>?)" in outbox
+    assert "SCAN deliveries" not in plan(schema.SELECT_LAST_SEQ)
+    operation = plan(schema.SELECT_OPERATION, "operation", "default", "trade")
+    assert "SEARCH deliveries USING COVERING INDEX deliveries_by_operation (operation_id=?)" in operation
+    assert "SEARCH records USING INDEX records_endings (tomb_operation_id=?)" in operation
+    assert "SCAN" not in operation
+    connection.close()
+
+
+async def test_what_has_no_delivery_costs_no_statement_for_one(path: Path) -> None:
+    engine = SqliteEngine(path, threads="never")
+    await engine.open()
+    statements: list[str] = []
+
+    def note(_: apsw.Cursor, sql: str, __: object) -> bool:
+        statements.append(sql)
+        return True
+
+    assert engine._file._connection is not None
+    engine._file._connection.exec_trace = note
+    done = committed(2, name("two"))
+    assert await engine.commit(Batch(NOW, 2, puts=[pending(1, name("one")), done])) is CommitResult.OK
+    assert await engine.commit(Batch(NOW, 2, deletes=[done])) is CommitResult.OK
+    tables = ("deliveries", "intents", "events")
+    assert not [sql for sql in statements if any(table in sql for table in tables)]
+    entry = dispatched(3, name("three"))
+    assert await engine.commit(Batch(NOW, 3, puts=[entry], intents={3: INTENT})) is CommitResult.OK
+    assert await engine.commit(Batch(NOW, 3, deletes=[entry])) is CommitResult.OK
+    assert schema.DELETE_DELIVERY in statements
+    await engine.close()
+
+
+async def test_a_lost_delivery_is_never_taken_for_a_record_without_one(engine: SqliteEngine, path: Path) -> None:
+    entry = dispatched(2, name("two"))
+    assert await engine.commit(Batch(NOW, 2, puts=[entry], intents={2: INTENT})) is CommitResult.OK
+    other = apsw.Connection(str(path))
+    other.execute("DELETE FROM deliveries")
+    other.close()
+    for question in (
+        engine.load([name("two")]),
+        engine.load_ids([2]),
+        engine.list_records(RecordQuery("default", "trade", NOW), 0, 10),
+    ):
+        with pytest.raises(StorageError, match="the delivery of entry 2 is missing"):
+            await question
+
+
+async def test_no_delivery_or_intent_stays_without_its_record(path: Path) -> None:
+    writer = Writer(Random(4))
+    engine = SqliteEngine(path, threads="never")
+    await engine.open()
+    for step in range(60):
+        batch = writer.batch()
+        assert await engine.commit(batch) is CommitResult.OK
+        writer.disk.apply(batch)
+        if step % 20 == 10:
+            await engine.close()
+            await engine.open()
+    await engine.close()
+    connection = apsw.Connection(str(path))
+    records = {entry_id: entry.record for entry_id, entry in writer.disk.entries.items()}
+    expected = {entry_id for entry_id, record in records.items() if record and record.delivery}
+    for table in ("deliveries", "intents"):
+        assert {row[0] for row in connection.execute(f"SELECT id FROM {table}")} == expected
     connection.close()
 
 
