@@ -32,7 +32,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def eventually(check: Callable[[], bool], what: str, timeout_s: float = 20.0) -> None:
+def eventually(check: Callable[[], bool], what: str, timeout_s: float = 40.0) -> None:
     """Wait until ``check()``. Raises: AssertionError: it did not come to be in time."""
     end = time.monotonic() + timeout_s
     while not check():

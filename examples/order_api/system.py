@@ -26,6 +26,8 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 ENDED: Final = frozenset({"succeeded", "failed", "expired"})
 TIMEOUT_MS: Final = 400
 LEASE_MS: Final = 800
+ABSENCE_AFTER_MS: Final = 1_500
+"""The engine executes what arrives at once: what it has not heard of so long after an attempt, it never will."""
 RETRY_FIRST_MS: Final = 50
 RETRY_LONGEST_MS: Final = 300
 SCAN_MS: Final = 200
@@ -47,10 +49,15 @@ definite_failure = [400, 401, 403, 404, 422]
 not_executed = [429, 503]
 on_failure = "failed"
 """
+STATUS: Final = """
+status_url = "{engine}/orders/{{operation_id}}"
+status_released = [404]
+status_after_ms = {absence_after_ms}
+"""
 
-NEXT_TRY: Final = (
-    "SELECT 1000 * extract(epoch FROM due_at - now()) FROM outbox WHERE phase = 'queued' AND order_id = %s"
-)
+NEXT_TRY: Final = """
+SELECT 1000 * extract(epoch FROM due_at - now()), attempt FROM outbox WHERE phase = 'queued' AND order_id = %s
+"""
 
 
 @dataclass(slots=True)
@@ -110,14 +117,17 @@ class System:
         """What the engine says of an operation that it executed."""
         return httpx.get(f"http://127.0.0.1:{self.engine.port}/orders/{operation_id}").raise_for_status().content
 
-    def next_try_ms(self, order_id: str) -> float:
-        """How long it is until an accepted order is tried again; 0 where it is not known to wait for that."""
+    def next_try(self, order_id: str) -> tuple[float, int]:
+        """In how many milliseconds an accepted order is tried again, minus infinity where somebody does; and how often
+        it was tried so far."""
         if self.variant == "postgres_alone":
-            return max((float(row[0]) for row in self.sql(NEXT_TRY, order_id)), default=0.0)
+            found = self.sql(NEXT_TRY, order_id)
+            return (float(found[0][0]), found[0][1]) if found else (float("-inf"), 0)
         operation_id = self.look(order_id)["operation_id"]
         answer = httpx.get(f"http://127.0.0.1:{self.deliverer.port}/v1/orders/operations/{operation_id}")
         operation = answer.raise_for_status().json()["operation"]
-        return (operation.get("next_attempt_at") or 0) - time.time() * 1000
+        at = operation["next_attempt_at"]
+        return float("-inf") if at is None else at - time.time() * 1000, operation["attempt"]
 
     def sql(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Ask this system's database."""
@@ -174,7 +184,7 @@ def _idemactor(kind: Kind, engine: int, folder: Path) -> Program:
         engine=url,
         timeout_ms=TIMEOUT_MS,
         recognises=json.dumps(kind == "recognises"),
-        status=f'status_url = "{url}/orders/{{operation_id}}"' if kind == "status" else "",
+        status=STATUS.format(engine=url, absence_after_ms=ABSENCE_AFTER_MS) if kind == "status" else "",
         first_ms=RETRY_FIRST_MS,
         longest_ms=RETRY_LONGEST_MS,
     )
@@ -191,6 +201,7 @@ def _relay(kind: Kind, engine: int, folder: Path, database: str) -> Program:
         "ENGINE_URL": url,
         "ENGINE_RECOGNISES": "1" if kind == "recognises" else "",
         "ENGINE_STATUS_URL": f"{url}/{{operation_id}}" if kind == "status" else "",
+        "ENGINE_ABSENCE_AFTER_MS": str(ABSENCE_AFTER_MS),
         "ENGINE_TIMEOUT_MS": str(TIMEOUT_MS),
         "LEASE_MS": str(LEASE_MS),
         "RETRY_FIRST_MS": str(RETRY_FIRST_MS),

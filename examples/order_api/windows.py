@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import httpx
@@ -22,6 +23,9 @@ LONG_ENOUGH_S: Final = (LEASE_MS + 2 * RETRY_LONGEST_MS + 2 * SCAN_MS) / 1000
 
 CALM_MS: Final = 100
 """So long before the next try nothing is under way."""
+
+FAILURES_TO_OPEN: Final = 5
+"""After so many tries in vain idemactor's circuit is open."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +67,9 @@ def after_the_commit(system: System) -> Seen:
     system.engine.kill()
     order_id = system.accepted("after", order)["order_id"]
     # In vain, for now. Whoever dies in the middle of a try leaves a doubt behind, which is another window.
-    eventually(lambda: system.next_try_ms(order_id) > CALM_MS, "it waits for its next try")
-    system.api.kill()
+    eventually(partial(_rests, system, order_id, set()), "it waits for its next try")
     system.deliverer.kill()
+    system.api.kill()
     system.engine.start()
     system.deliverer.start()
     # Without anyone asking, and without the API.
@@ -146,6 +150,15 @@ def _has_arrived(system: System, key: str) -> bool:
     return bool(system.sql("SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'orders'::regclass"))
 
 
+def _rests(system: System, order_id: str, attempts: set[int]) -> bool:
+    """Whether nobody is about to try: ``attempts`` takes those that were seen so far."""
+    wait_ms, attempt = system.next_try(order_id)
+    # Once idemactor holds that the engine is down, it is in no hurry: right after a try it rests for half a second.
+    just_tried = bool(attempts) and attempt not in attempts and attempt > FAILURES_TO_OPEN
+    attempts.add(attempt)
+    return wait_ms > CALM_MS or (wait_ms > float("-inf") and just_tried)
+
+
 def _stored(system: System, key: str) -> bool:
     return bool(system.sql("SELECT 1 FROM orders WHERE key = %s AND outcome IS NOT NULL", key))
 
@@ -167,8 +180,9 @@ def _sending(system: System, key: str, order: dict[str, str]) -> Iterator[None]:
 def _settled(system: System, order_id: str) -> None:
     """Wait until an order has ended; where nobody can know what became of it, until it would have been sent again."""
     if system.kind == "neither":
-        time.sleep(LONG_ENOUGH_S)
         eventually(lambda: system.look(order_id)["state"] == "in_doubt", "it is in doubt")
+        time.sleep(LONG_ENOUGH_S)
+        assert system.look(order_id)["state"] == "in_doubt"
     else:
         eventually(lambda: system.look(order_id)["state"] in ENDED, "its end is stored")
 

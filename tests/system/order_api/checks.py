@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from examples.order_api.postgres import Postgres
 from examples.order_api.processes import eventually
-from examples.order_api.random_kills import Tally, kill_at_random
+from examples.order_api.random_kills import kill_at_random
 from examples.order_api.system import KINDS, Kind, System, Variant, system
 from examples.order_api.windows import (
     after_the_commit,
@@ -55,24 +57,38 @@ def windows_of_the_claim(running: System) -> None:
         assert (seen.executions, seen.state, seen.replayed) == (1, "succeeded", True), seen
 
 
-def windows_of_the_effect(running: System) -> None:
+def windows_of_the_effect(variant: Variant, postgres: Postgres, folder: Path) -> None:
     """The windows in which it does."""
-    for window in (after_the_execution, engine_dies):
-        seen = window(running)
-        assert (seen.executions, seen.state, seen.replayed) == (1, THEN[running.kind], True), seen
+
+    def check(running: System) -> None:
+        for window in (after_the_execution, engine_dies):
+            seen = window(running)
+            assert (seen.executions, seen.state, seen.replayed) == (1, THEN[running.kind], True), seen
+
+    _of_every_kind(variant, postgres, folder, check)
 
 
 def killed_at_random(variant: Variant, postgres: Postgres, folder: Path, seed: int) -> None:
     """Whatever dies when: nothing twice, lost, denied or overtaken; where the engine can tell, all is settled."""
-    for kind in KINDS:
-        with system(variant, kind, postgres, folder / kind) as running:
-            tally = kill_at_random(running, KILLING_S, seed)
+
+    def check(running: System) -> None:
+        tally = kill_at_random(running, KILLING_S, seed)
         assert tally.broken == [], tally
         assert tally.kills > 0, tally
         assert tally.accepted == tally.asked > 0, tally
-        if kind != "neither":
-            assert _executed(tally) == tally.once, tally
+        if running.kind != "neither":
+            assert tally.ended["succeeded"] == tally.once, tally
+
+    _of_every_kind(variant, postgres, folder, check)
 
 
-def _executed(tally: Tally) -> int:
-    return tally.ended["succeeded"]
+def _of_every_kind(variant: Variant, postgres: Postgres, folder: Path, check: Callable[[System], None]) -> None:
+    """Side by side: most of the time all of them wait for a lease to run out."""
+
+    def one(kind: Kind) -> None:
+        with system(variant, kind, postgres, folder / kind) as running:
+            check(running)
+
+    with ThreadPoolExecutor(len(KINDS)) as pool:
+        for done in [pool.submit(one, kind) for kind in KINDS]:
+            done.result()

@@ -9,7 +9,7 @@ import pytest
 
 from examples.order_api.postgres import Postgres
 from examples.order_api.processes import eventually
-from examples.order_api.system import KINDS, Kind, System, system
+from examples.order_api.system import System, system
 from examples.order_api.windows import order_of
 from tests.system.order_api import checks
 
@@ -40,10 +40,8 @@ def test_the_books_are_kept_where_nobody_asks(running: System) -> None:
     assert running.executed("BOOKS") == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_windows_of_the_effect(postgres: Postgres, tmp_path: Path, kind: Kind) -> None:
-    with system("with_idemactor", kind, postgres, tmp_path) as found:
-        checks.windows_of_the_effect(found)
+def test_the_windows_of_the_effect(postgres: Postgres, tmp_path: Path) -> None:
+    checks.windows_of_the_effect("with_idemactor", postgres, tmp_path)
 
 
 def test_crashes_at_random(postgres: Postgres, tmp_path: Path, seed: int) -> None:
