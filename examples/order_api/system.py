@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
@@ -76,6 +76,8 @@ class System:
     engine: Program
     api: Program
     deliverer: Program
+    # Nobody who is killed leaves a connection behind that somebody would use again.
+    http: httpx.Client = field(default_factory=lambda: httpx.Client(limits=httpx.Limits(max_keepalive_connections=0)))
 
     @property
     def url(self) -> str:
@@ -84,7 +86,7 @@ class System:
 
     def post(self, key: str, order: dict[str, str], timeout_s: float = PATIENCE_S) -> httpx.Response:
         """Send an order. Raises: httpx.HTTPError."""
-        return httpx.post(f"{self.url}/orders", json=order, headers={"Idempotency-Key": key}, timeout=timeout_s)
+        return self.http.post(f"{self.url}/orders", json=order, headers={"Idempotency-Key": key}, timeout=timeout_s)
 
     def accepted(self, key: str, order: dict[str, str]) -> dict[str, Any]:
         """Send an order that is to be accepted; the answer's members."""
@@ -95,18 +97,18 @@ class System:
 
     def look(self, order_id: str) -> dict[str, Any]:
         """An order as the API shows it."""
-        answer = httpx.get(f"{self.url}/orders/{order_id}", timeout=PATIENCE_S)
+        answer = self.http.get(f"{self.url}/orders/{order_id}", timeout=PATIENCE_S)
         assert answer.status_code == 200, answer.text
         told: dict[str, Any] = answer.json()
         return told
 
     def switch(self, mode: Mode) -> None:
         """Let the engine behave otherwise."""
-        httpx.post(f"http://127.0.0.1:{self.engine.port}/switch", json={"mode": mode}).raise_for_status()
+        self.http.post(f"http://127.0.0.1:{self.engine.port}/switch", json={"mode": mode}).raise_for_status()
 
     def executions(self) -> list[dict[str, Any]]:
         """What the engine executed, in order."""
-        found: list[dict[str, Any]] = httpx.get(f"http://127.0.0.1:{self.engine.port}/executions").json()
+        found: list[dict[str, Any]] = self.http.get(f"http://127.0.0.1:{self.engine.port}/executions").json()
         return found
 
     def executed(self, symbol: str) -> int:
@@ -115,7 +117,7 @@ class System:
 
     def answer_of(self, operation_id: str) -> bytes:
         """What the engine says of an operation that it executed."""
-        return httpx.get(f"http://127.0.0.1:{self.engine.port}/orders/{operation_id}").raise_for_status().content
+        return self.http.get(f"http://127.0.0.1:{self.engine.port}/orders/{operation_id}").raise_for_status().content
 
     def next_try(self, order_id: str) -> tuple[float, int]:
         """In how many milliseconds an accepted order is tried again, minus infinity where somebody does; and how often
@@ -124,7 +126,7 @@ class System:
             found = self.sql(NEXT_TRY, order_id)
             return (float(found[0][0]), found[0][1]) if found else (float("-inf"), 0)
         operation_id = self.look(order_id)["operation_id"]
-        answer = httpx.get(f"http://127.0.0.1:{self.deliverer.port}/v1/orders/operations/{operation_id}")
+        answer = self.http.get(f"http://127.0.0.1:{self.deliverer.port}/v1/orders/operations/{operation_id}")
         operation = answer.raise_for_status().json()["operation"]
         at = operation["next_attempt_at"]
         return float("-inf") if at is None else at - time.time() * 1000, operation["attempt"]
