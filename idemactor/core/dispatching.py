@@ -252,7 +252,8 @@ def postpone(
         return Decision(Stale(record.attempt))
     if record.lease_expires_at is None:
         return Decision(Postponed(known(delivery.due_at)))
-    due = max(now, command.due_at)
+    # A time that is past is a place in line: what was not sent through no fault of its own comes before what came later.
+    due = command.due_at
     # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise, be it late, by whoever
     # knows about this attempt alone.
     perhaps_sent = command.perhaps_sent or (delivery.perhaps_sent and record.state is not State.DOUBTED)

@@ -47,12 +47,10 @@ class RoutedShards:
 
     Args:
         router: Where commands go.
-        now_ms: The shards' clock, milliseconds since the epoch.
     """
 
-    def __init__(self, router: Router, now_ms: Callable[[], int]) -> None:
+    def __init__(self, router: Router) -> None:
         self._router = router
-        self._now_ms = now_ms
 
     @property
     def count(self) -> int:

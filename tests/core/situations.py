@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from idemactor.core.commands import (
     Accept,
@@ -68,12 +68,12 @@ class Play:
         """The reply to ``command``."""
         return self.decision(command).reply
 
-    def after(self, ms: int) -> Play:
+    def after(self, ms: int) -> Self:
         """Time passes; no alarm does anything."""
         self.now += ms
         return self
 
-    def swept(self) -> Play:
+    def swept(self) -> Self:
         """The alarm of the key does its work."""
         if self.entry is not None:
             self.entry = sweep(self.entry, self.policy, self.now)

@@ -223,6 +223,17 @@ def send(play: Desk, row: str) -> Reply:
         case "cancel" | "watch":
             operation = "other" if what == "other" else play.operation_id
             return play.cancel(operation) if verb == "cancel" else play.watch(operation)
+        case "get":
+            return play.get()
+        case "forget":
+            return play.forget(force=what == "force")
+        case _:
+            return send_as_everybody(play, verb, what, token)
+
+
+def send_as_everybody(play: Desk, verb: str, what: str, token: int) -> Reply:
+    """A command of those who reserve and hold keys."""
+    match verb:
         case "reserve":
             return play.reserve("me")
         case "accept":
@@ -235,12 +246,8 @@ def send(play: Desk, row: str) -> Reply:
             return play.extend(token, 3 * LEASE_MS)
         case "doubt":
             return play.doubt(token, "second")
-        case "settle" | "free":
-            return play.resolve(token, "committed" if verb == "settle" else "released", Outcome(299))
-        case "get":
-            return play.get()
         case _:
-            return play.forget(force=what == "force")
+            return play.resolve(token, "committed" if verb == "settle" else "released", Outcome(299))
 
 
 @pytest.mark.parametrize("swept", [False, True], ids=["", "swept"])
@@ -284,6 +291,16 @@ def check_done(play: Desk, row: str, answer: str, reply: Reply) -> None:
             assert reply == Cancelled(repeated=False)
             assert play.get() == Unknown()
             assert play.state is OperationState.CANCELLED
+        case "grant" | "accept":
+            assert isinstance(reply, Reserved if answer == "grant" else Accepted)
+            assert play.record.delivery is None
+        case _:
+            check_settled(play, row, answer, reply)
+
+
+def check_settled(play: Desk, row: str, answer: str, reply: Reply) -> None:
+    """As ``check_done``, for the words of whoever holds a token."""
+    match answer:
         case "commit":
             assert reply == Committed(play.now + TTL_MS, repeated=False)
             assert play.record.outcome == Outcome(299)
@@ -297,9 +314,6 @@ def check_done(play: Desk, row: str, answer: str, reply: Reply) -> None:
         case "said":
             assert reply == Doubted(repeated=False)
             assert play.state is OperationState.IN_DOUBT
-        case "grant" | "accept":
-            assert isinstance(reply, Reserved if answer == "grant" else Accepted)
-            assert play.record.delivery is None
         case "proof":
             assert reply == Stale(None)
         case _:

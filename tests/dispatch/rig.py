@@ -100,10 +100,17 @@ class FakeBell:
 
 
 class FakeShards:
-    """Shards that keep their rows in a list; a command takes ``latency_s``."""
+    """Shards that keep their rows in a list; a command takes ``latency_s``.
+
+    Attributes:
+        recognised: Whether the destination recognises ids.
+        silent: The shards that cannot answer.
+        is_dead: The process was killed: what it would still say is not heard.
+    """
 
     def __init__(self, count: int, *, recognised: bool, bell: FakeBell) -> None:
         self._count = count
+        self.is_dead = False
         self.recognised = recognised
         self.bell = bell
         self.rows: list[Row] = []
@@ -219,6 +226,8 @@ class FakeShards:
 
     async def tell(self, command: Command) -> Answer:
         await trio.sleep(self.latency_s)
+        if self.is_dead:
+            await trio.sleep_forever()
         row = self.row(command.identity.key)
         if row.shard in self.silent:
             return Unavailable(100)
@@ -322,12 +331,17 @@ class Rig:
 
 @contextlib.asynccontextmanager
 async def running(
-    destination: Destination, behaviour: Behaviour, *, shards: int = 1, seed: int = 0, refuses: bool = False
+    destination: Destination,
+    behaviour: Behaviour,
+    *,
+    shards: int = 1,
+    seed: int = 0,
+    refuses: bool = False,
+    keep: FakeShards | None = None,
 ) -> AsyncIterator[Rig]:
-    """An office that runs; what is under way in the end is cut off."""
-    bell = FakeBell()
-    fake = FakeShards(shards, recognised=destination.downstream_dedups, bell=bell)
-    seen = Seen()
+    """An office that runs; what is under way in the end is cut off. ``keep`` are the shards of one before it."""
+    fake = keep or FakeShards(shards, recognised=destination.downstream_dedups, bell=FakeBell())
+    bell, seen = fake.bell, Seen()
     async with trio.open_nursery() as nursery:
         upstream = FakeUpstream(nursery, behaviour, refuses=refuses)
         tries: list[float] = []

@@ -152,8 +152,9 @@ async def test_a_destination_that_is_down_for_an_hour_is_probed_by_one_at_a_time
         rig.upstream.refuses = False
         await rig.until_states("succeeded", most_s=limits.PAUSE_MS_MAX / 1000 + 90)
         assert len(rig.requests) == 60
-        # The first of all is the probe, and what failed while it was down kept its place.
-        assert rig.sent()[0] == rig.shards.row("0").operation_id
+        # What failed while it was down kept its place, but for those that failed before it counted as down.
+        first = [rig.shards.row(str(number)).operation_id for number in range(destination().concurrency)]
+        assert rig.sent()[0] in first
         assert rig.seen.breaker[-1] == "closed"
         assert rig.seen.in_flight_max <= destination().concurrency
 
