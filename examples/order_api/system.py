@@ -29,7 +29,7 @@ LEASE_MS: Final = 800
 ABSENCE_AFTER_MS: Final = 1_500
 """The engine executes what arrives at once: what it has not heard of so long after an attempt, it never will."""
 RETRY_FIRST_MS: Final = 50
-RETRY_LONGEST_MS: Final = 300
+RETRY_LONGEST_MS: Final = 600
 SCAN_MS: Final = 200
 PATIENCE_S: Final = 5.0
 

@@ -21,7 +21,7 @@ from examples.order_api.system import ENDED, LEASE_MS, RETRY_LONGEST_MS, SCAN_MS
 LONG_ENOUGH_S: Final = (LEASE_MS + 2 * RETRY_LONGEST_MS + 2 * SCAN_MS) / 1000
 """After so long whoever would send an order again has done it."""
 
-CALM_MS: Final = 100
+CALM_MS: Final = 250
 """So long before the next try nothing is under way."""
 
 FAILURES_TO_OPEN: Final = 5
