@@ -19,15 +19,13 @@ from typing import Any, Final, Literal
 
 import msgpack
 
+from bench.fill import INTENT
 from bench.harness import latencies_ms
 from bench.processes import BenchError, output_bytes
 
 Client = Literal["idemactor", "postgres"]
 Dispatch = Callable[[str], Awaitable[str]]
 """Hand over an intent under a key; returns the operation's id."""
-
-BODY: Final = b'{"account": "1", "quantity": "0.001", "side": "buy", "symbol": "BTCUSDT"}'
-"""Of the size of an order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Calls:
 
     async def dispatch(self, key: str) -> str:
         """One operation."""
-        intent = {"content_type": "application/json", "body": BODY}
+        intent = {"content_type": "application/json", "body": INTENT}
         told: dict[str, Any] = {"namespace": self._load.namespace, "key": key, "intent": intent}
         if self._load.due_at:
             told["not_before"] = self._load.due_at
@@ -144,7 +142,7 @@ async def _postgres(load: Dispatching) -> AsyncIterator[list[Dispatch]]:
                 # As the API does it, but in one round trip, and each order of an account of its own: none waits.
                 async with connection.pipeline(), connection.transaction():
                     await connection.execute(outbox.LANE, (key,))
-                    await connection.execute(outbox.ACCEPT, accepting(order_id, key, key, BODY, due_at))
+                    await connection.execute(outbox.ACCEPT, accepting(order_id, key, key, INTENT, due_at))
                 return str(order_id)
 
             dispatches.append(dispatch)

@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
+from bench.fill import INTENT, Filling
+from bench.fill import fill as fill_files
 from bench.harness import Result, Rounds, Sample, Section, Subject, latencies_ms, run
-from bench.load.dispatching import BODY, Dispatched, Dispatching, carry_out
+from bench.load.dispatching import Dispatched, Dispatching, carry_out
 from bench.load.sink import Sink, sink
 from bench.peers.postgres import Postgres
 from bench.plan import SHARDS, Bench
@@ -99,10 +101,11 @@ def measure(bench: Bench) -> Section:
             outboxes += [stack.enter_context(_of_postgres(bench, bench.postgres, filled)) for filled in _OUTBOXES]
         section = Section("outbox", "Durable dispatch", _measured(outboxes, rounds))
     section.notes.append(
-        f"32 calls under way by a Python program, on asyncio; {CONCURRENCY} deliveries at once, over HTTP to a"
-        f" destination that answers at once. A full outbox has {plan.waiting:,} entries more, due tomorrow. Latencies"
-        f" of deliveries are at {CALLS_A_SECOND} calls a second, from the beginning of the call to the arrival."
-        " PostgreSQL: `examples/order_api`, its tables, its statements and its relay."
+        "32 calls under way by a Python program, on asyncio: on one connection, or with PostgreSQL on as many."
+        f" {CONCURRENCY} deliveries at once, over HTTP to a destination that answers at once. A full outbox has"
+        f" {plan.waiting:,} entries more, due tomorrow. Latencies of deliveries are at {CALLS_A_SECOND} calls a second,"
+        " from the beginning of the call to the arrival. PostgreSQL: `examples/order_api`, its tables, its statements"
+        " and its relay."
     )
     return section
 
@@ -125,7 +128,10 @@ def _measured(outboxes: list[Outbox], rounds: Rounds) -> list[Result]:
 
 @contextmanager
 def _of_idemactor(bench: Bench, filled: Filled) -> Iterator[Outbox]:
-    folder = bench.scratch / f"outbox-{filled}"
+    folder, waiting = bench.scratch / f"outbox-{filled}", bench.plan.waiting
+    if filled == "full":
+        until = _tomorrow() + FAR_MS
+        fill_files(Filling(str(folder), waiting, SHARDS, (), _tomorrow() - FAR_MS, until, 0, due_at=_tomorrow()))
     with (
         sink(bench.scratch / f"sink-{filled}") as destination,
         serving(folder, shards=SHARDS, destination=destination.address) as server,
@@ -135,8 +141,6 @@ def _of_idemactor(bench: Bench, filled: Filled) -> Iterator[Outbox]:
         def fill(count: int, due_at: int) -> None:
             carry_out(replace(pushed, tasks=FILLERS, count=count, due_at=due_at))
 
-        if filled == "full":
-            fill(bench.plan.waiting, _tomorrow())
         yield Outbox(f"{filled}/idemactor", destination, pushed, replace(pushed, namespace="held"), fill)
 
 
@@ -192,7 +196,7 @@ def _fill(conninfo: str, count: int, due_at: int) -> None:
     import psycopg
 
     with psycopg.connect(conninfo) as connection:
-        told = {"body": BODY, "prefix": os.urandom(8).hex(), "count": count, "due_at": due_at}
+        told = {"body": INTENT, "prefix": os.urandom(8).hex(), "count": count, "due_at": due_at}
         connection.execute(_FILL, told)
 
 
