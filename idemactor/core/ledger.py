@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from idemactor.core.census import Census
-from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, NackEvent, Reserve, Watch
+from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, Lapse, NackEvent, Reserve, Watch
 from idemactor.core.decide import decide, sweep
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Event, Intent
@@ -352,6 +352,13 @@ class Ledger(Generic[T]):
             self.outbox.pass_over(item)
             return None
         return decision.entry
+
+    def lapse(self, item: Item, holder: str) -> None:
+        """Let an attempt lapse whose relay is gone, if it is in memory."""
+        if item.identity is None or item.identity not in self._cache:
+            return
+        if self._decide(Lapse(item.identity, holder)).changed and self._wait_count:
+            self._settle(item.identity)
 
     def _keep_beside(self, command: Dispatch | Commit, decision: Decision) -> None:
         """The intent of a dispatch, or the events of a commit, enter the outbox with what was decided."""

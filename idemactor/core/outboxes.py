@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from idemactor.core.delivery import Event, Kind
-from idemactor.core.dispatching import due_at
+from idemactor.core.delivery import RELAY, Event, Kind
+from idemactor.core.dispatching import due_at, is_orphan
 from idemactor.core.keys import Identity
 from idemactor.core.limits import OUTBOX_ENTRIES_MAX
 from idemactor.core.outbox import HEADS_MAX, Item, LineKey, Outbox
 from idemactor.core.policy import Policy
 from idemactor.core.queries import OutboxCount, Take, Turn
-from idemactor.core.record import Entry, State
+from idemactor.core.record import Entry, Record, State
 
 US_PER_MS = 1_000
 
@@ -64,6 +64,8 @@ class Outboxes:
         self._policies = policies
         self._index = Outbox()
         self._turn = 0
+        self._held: dict[int, tuple[str, str]] = {}
+        self._relays: dict[str, str] = {}
         self.recalled = False
         self.complete_to = 0
         self.moves = Moves()
@@ -94,11 +96,14 @@ class Outboxes:
         state: State,
         lease_expires_at: int | None,
         queued_until: int | None,
+        holder: str | None = None,
     ) -> None:
         """Take in something that the disk has, in order of ``seq``."""
         due = queued_until
         if kind is Kind.INTENT:
             due = due_at(state, lease_expires_at, queued_until, self._policies[namespace])
+            delivering = state is State.PENDING and lease_expires_at is not None
+            self._note_holder(entry_id, namespace, holder if delivering else None)
         if _is_waited_for(state, due, order_key):
             self._index.add((tenant, namespace, kind), entry_id, seq, due, order_key)
         self.moves.namespaces.add(namespace)
@@ -117,6 +122,7 @@ class Outboxes:
         if not self._holds(delivery.seq):
             return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
+        self._note_holder(entry.id, namespace, record.holder if _is_delivering(record) else None)
         earlier = before.record.delivery if before is not None and before.record is not None else None
         renewed = earlier is not None and earlier.seq != delivery.seq
         if renewed or not _is_waited_for(record.state, due, delivery.order_key):
@@ -130,6 +136,15 @@ class Outboxes:
         if due is not None and record.lease_expires_at is None:
             # Whoever claimed it has been told when its lease ends, and needs no ring for that.
             self.moves.namespaces.add(namespace)
+
+    def _note_holder(self, entry_id: int, namespace: str, holder: str | None) -> None:
+        if holder is not None and holder.startswith(RELAY):
+            self._held[entry_id] = (namespace, holder)
+            if holder != self._relays.get(namespace):
+                # The next one that takes is asked to look, whichever it is.
+                self._relays.pop(namespace, None)
+        else:
+            self._held.pop(entry_id, None)
 
     def announce(self, event: Event) -> None:
         """A commit put an event in."""
@@ -159,12 +174,23 @@ class Outboxes:
         self.moves.namespaces.add(item.queue.key[1])
 
     def _ended(self, kind: Kind, entry_id: int, namespace: str) -> None:
+        if kind is Kind.INTENT:
+            self._held.pop(entry_id, None)
         line = self._index.remove(kind, entry_id)
         if line is not None:
             self.moves.lines.append(line)
             self.moves.namespaces.add(namespace)
 
     # ------------------------------------------------------------------------------------------------- who takes what
+
+    def orphans(self, take: Take) -> list[Item]:
+        """What relays were delivering that are gone, where the relay of today takes."""
+        if not take.holder.startswith(RELAY) or self._relays.get(take.namespace) == take.holder:
+            return []
+        self._relays[take.namespace] = take.holder
+        ids = [i for i, (ns, holder) in self._held.items() if ns == take.namespace and is_orphan(holder, take.holder)]
+        found = (self._index.find(Kind.INTENT, entry_id) for entry_id in ids)
+        return [item for item in found if item is not None]
 
     def offer(self, take: Take, now: int) -> Offer:
         """What may be claimed, everybody's in turn where no tenant is named."""
@@ -236,6 +262,10 @@ class Outboxes:
     def counts(self) -> tuple[OutboxCount, ...]:
         """What is here, for the metrics."""
         return tuple(OutboxCount(*key, entries, oldest // US_PER_MS) for key, entries, oldest in self._index.counts())
+
+
+def _is_delivering(record: Record) -> bool:
+    return record.state is State.PENDING and record.lease_expires_at is not None
 
 
 def _line(namespace: str, turn: Turn) -> LineKey:

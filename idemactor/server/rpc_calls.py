@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 
 from idemactor.core.commands import Command
-from idemactor.core.replies import Reserved
+from idemactor.core.replies import Dispatched, Reserved
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import dispatching, operations
 from idemactor.server.auth import Principal, unauthenticated
@@ -21,7 +21,7 @@ from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS
-from idemactor.wire.answers import body_of, reserved_body
+from idemactor.wire.answers import body_of, dispatched_body, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, poll_from
 from idemactor.wire.refusals import detail_of, refusal_of
@@ -330,6 +330,8 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
 def _frame(call: _Call, answer: Answer) -> Frame:
     if type(answer) is Reserved:
         return call.msgid, None, reserved_body(answer)
+    if type(answer) is Dispatched:
+        return call.msgid, None, dispatched_body(answer)
     refusal = refusal_of(answer)
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None

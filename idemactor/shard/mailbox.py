@@ -45,7 +45,7 @@ class Envelope:
 
 def waits(command: Command | Query) -> bool:
     """Whether its answer may take a while on purpose: until somebody else did something, or a time is over."""
-    return isinstance(command, Reserve | Watch) and command.wait_ms > 0
+    return (type(command) is Reserve or type(command) is Watch) and command.wait_ms > 0
 
 
 class Mailbox:

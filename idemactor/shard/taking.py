@@ -48,6 +48,7 @@ async def recall(engine: Engine, ledger: Ledger[T], sequencer: Sequencer) -> Non
             row.state,
             row.lease_expires_at,
             row.due_at,
+            row.holder,
         )
     if len(rows) < RECALLED_AT_A_TIME:
         outbox.recalled = True
@@ -61,6 +62,11 @@ async def take(engine: Engine, ledger: Ledger[T], query: Take, now: int) -> Take
     Raises:
         StorageError: The disk cannot be read.
     """
+    orphans = ledger.outbox.orphans(query)
+    if orphans:
+        await _bring_in(engine, ledger, orphans)
+        for item in orphans:
+            ledger.lapse(item, query.holder)
     offer = ledger.outbox.offer(query, now)
     intents: list[TakenIntent] = []
     events: list[TakenEvent] = []

@@ -33,6 +33,7 @@ from idemactor.core.replies import (
     Found,
     InDoubt,
     InFlight,
+    Lapsed,
     Mismatch,
     Nacked,
     NotDue,
@@ -102,7 +103,9 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
     match answer:
         case Reserved() | Accepted() | Committed() | Released() | Extended() | Doubted() | Found() | Forgotten():
             return None
-        case Dispatched() | Claimed() | NotDue() | Postponed() | Cancelled() | Watched() | Acked() | Nacked():
+        case (
+            Dispatched() | Claimed() | Lapsed() | NotDue() | Postponed() | Cancelled() | Watched() | Acked() | Nacked()
+        ):
             return None
         case Completed():
             return _DUPLICATE if answer.rejected else None
@@ -188,6 +191,7 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
             | Forgotten()
             | Dispatched()
             | Claimed()
+            | Lapsed()
             | NotDue()
             | Postponed()
             | Cancelled()

@@ -100,9 +100,9 @@ class Relay(Caller):
             for shard in range(self.hub.shard_count):
                 await self.take(shard)
             await trio.sleep(self.rng.random() * (0.5 if self.server.stopping else 0.04))
-            if self.settled and not self.server.stopping and self.rng.random() < 0.15:
+            if self.settled and not self.server.stopping and self.rng.random() < 0.4:
                 # What was said long ago comes once more: an answer was lost, or a packet went astray.
-                await self.one(self.rng.choice(self.settled[-6:]))
+                await self.one(self.rng.choice(self.settled[-12:]))
 
     # ---------------------------------------------------------------------------------------------------- the taker
 
@@ -154,7 +154,8 @@ class Relay(Caller):
         if self._dies():
             return
         command = self.settling(taken, said)
-        self.settled.append(command)
+        if isinstance(command, Postpone) or self.rng.random() < 0.3:
+            self.settled.append(command)
         await self.persist(command)
 
     def settling(self, taken: TakenIntent, said: Said | None) -> Command:
