@@ -19,9 +19,13 @@ TEST_PROCESSES ?= 2
 CRASH_ROUNDS ?= 500
 SIM_SEEDS ?= 2000
 POWER_ROUNDS ?= 500
+FUZZ_SECONDS ?= 60
+FUZZ_EXAMPLES ?= 50
+OVERLOAD_SECONDS ?= 60
+IDLE_CONNECTIONS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test check bench crash sim lock clean
+.PHONY: help install serve demo test check bench crash sim fuzz load lock clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -70,6 +74,14 @@ crash: $(ORDER_API_STAMP) ## Kill and cut the power of real servers, many rounds
 
 sim: install ## Run the simulator over many seeds (SIM_SEEDS).
 	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/python -m pytest tests/sim $(ARGS)
+
+fuzz: install ## Try inputs that nobody would send, each target for FUZZ_SECONDS, and the OpenAPI document (FUZZ_EXAMPLES).
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -rP \
+		tests/fuzz tests/gateway/proxy/test_fuzz.py tests/system/test_openapi.py $(ARGS)
+
+load: install ## Ask ten times more than a server can carry, and keep idle connections (OVERLOAD_SECONDS, IDLE_CONNECTIONS).
+	OVERLOAD_SECONDS=$(OVERLOAD_SECONDS) IDLE_CONNECTIONS=$(IDLE_CONNECTIONS) $(BIN)/python -m pytest -rP \
+		tests/system/test_overload.py tests/system/test_idle.py $(ARGS)
 
 LOCK := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 \
 	--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock"

@@ -32,6 +32,7 @@ RETRY_FIRST_MS: Final = 50
 RETRY_LONGEST_MS: Final = 600
 SCAN_MS: Final = 200
 PATIENCE_S: Final = 5.0
+AGAIN_S: Final = 20.0
 
 DISPATCH: Final = """
 [namespaces.orders]
@@ -97,7 +98,10 @@ class System:
 
     def look(self, order_id: str) -> dict[str, Any]:
         """An order as the API shows it."""
-        answer = self.http.get(f"{self.url}/orders/{order_id}", timeout=PATIENCE_S)
+        end = time.monotonic() + AGAIN_S
+        while (answer := self.http.get(f"{self.url}/orders/{order_id}", timeout=PATIENCE_S)).status_code == 503:
+            # As it asks its callers to: somebody is being started again.
+            assert time.monotonic() < end, answer.text
         assert answer.status_code == 200, answer.text
         told: dict[str, Any] = answer.json()
         return told

@@ -86,6 +86,7 @@ class RpcCalls:
         self._link = link
         self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
+        self._epoch = context.authenticator.epoch
         self._writer = FrameWriter()
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
@@ -93,7 +94,20 @@ class RpcCalls:
     @property
     def known(self) -> bool:
         """Whether the client has proved who it is."""
+        self._keep_up()
         return self._principal is not None
+
+    @property
+    def tenant(self) -> str:
+        """Whose keys the client works on; empty where it has not said who it is."""
+        return "" if self._principal is None else self._principal.tenant
+
+    def _keep_up(self) -> None:
+        """Rights last as long as their token does, on connections that are open already, too."""
+        authenticator = self._context.authenticator
+        if self._epoch != authenticator.epoch:
+            self._epoch = authenticator.epoch
+            self._principal = authenticator.renewed(self._principal)
 
     # --------------------------------------------------------------------------------------------------- answers leave
 
@@ -131,6 +145,7 @@ class RpcCalls:
     def take(self, incoming: Sequence[Incoming]) -> None:
         """What one read brought, in order; its commands go to the router together."""
         self._batch = []
+        self._keep_up()
         for one in incoming:
             try:
                 if type(one) is Request and one.method in COMMAND_OPS:
