@@ -61,7 +61,7 @@ class Sink:
                 for operation_id, at in RECORD.iter_unpack(data):
                     arrived.setdefault(operation_id.rstrip(b"\0").decode(), at)
                 if time.monotonic() > deadline:
-                    raise BenchError(f"{len(arrived)} of {count} deliveries came in {DELIVERED_S} s")
+                    raise BenchError(f"{self.notes}: {len(arrived)} of {count} deliveries came in {DELIVERED_S} s")
                 if not data:
                     time.sleep(_POLL_S)
         return arrived

@@ -32,6 +32,7 @@ RETRY_FIRST_MS: Final = 50
 RETRY_LONGEST_MS: Final = 600
 SCAN_MS: Final = 200
 PATIENCE_S: Final = 5.0
+AGAIN_S: Final = 20.0
 
 DISPATCH: Final = """
 [namespaces.orders]
@@ -97,7 +98,10 @@ class System:
 
     def look(self, order_id: str) -> dict[str, Any]:
         """An order as the API shows it."""
-        answer = self.http.get(f"{self.url}/orders/{order_id}", timeout=PATIENCE_S)
+        end = time.monotonic() + AGAIN_S
+        while (answer := self.http.get(f"{self.url}/orders/{order_id}", timeout=PATIENCE_S)).status_code == 503:
+            # As it asks its callers to: somebody is being started again.
+            assert time.monotonic() < end, answer.text
         assert answer.status_code == 200, answer.text
         told: dict[str, Any] = answer.json()
         return told
@@ -160,8 +164,8 @@ def system(variant: Variant, kind: Kind, postgres: Postgres, folder: Path) -> It
     database = postgres.create()
     told = {"DATABASE": postgres.conninfo(database), "ORDER_API_BIND": f"127.0.0.1:{api}"}
     if variant == "with_idemactor":
-        deliverer = _idemactor(kind, engine.port, folder)
-        told["IDEMACTOR_URL"] = f"http://127.0.0.1:{deliverer.port}"
+        told["IDEMACTOR_ADDRESS"] = f"127.0.0.1:{free_port()}"
+        deliverer = _idemactor(kind, engine.port, folder, told["IDEMACTOR_ADDRESS"])
     else:
         deliverer = _relay(kind, engine.port, folder, told["DATABASE"])
     program = Program([f"examples.order_api.{variant}"], folder / "api.log", api, told)
@@ -179,7 +183,7 @@ def _engine(kind: Kind, folder: Path) -> Program:
     return Program(arguments + ["--recognises"] * (kind == "recognises"), folder / "engine.log", port)
 
 
-def _idemactor(kind: Kind, engine: int, folder: Path) -> Program:
+def _idemactor(kind: Kind, engine: int, folder: Path, rpc: str) -> Program:
     port, config = free_port(), folder / "idemactor.toml"
     url = f"http://127.0.0.1:{engine}"
     settings = DISPATCH.format(
@@ -192,7 +196,7 @@ def _idemactor(kind: Kind, engine: int, folder: Path) -> Program:
     )
     config.write_text(settings)
     arguments = ["idemactor", "serve", "--config", str(config), "--data-dir", str(folder / "data")]
-    arguments += ["--http", f"127.0.0.1:{port}", "--rpc", "127.0.0.1:0"]
+    arguments += ["--http", f"127.0.0.1:{port}", "--rpc", rpc]
     return Program(arguments, folder / "idemactor.log", port)
 
 

@@ -9,24 +9,23 @@ reconciler, no retry and no state machine here: this program asks what became of
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-import httpx
 import trio
 
 from examples.order_api.database import Connection, Database
 from examples.order_api.surface import Mismatch, Order, Orders, Unavailable, View, background, serve
+from idemactor.client import Client, Dispatched, IdemactorClientError, MismatchError, UnknownKeyError
 
 NAMESPACE: Final = "orders"
-PATIENCE_S: Final = 5.0
+PATIENCE_MS: Final = 3_000
 FOLLOW_S: Final = 0.5
 FOLLOWED_AT_ONCE: Final = 100
 ENDED: Final = frozenset({"succeeded", "failed", "expired"})
@@ -59,52 +58,15 @@ RETURNING id, key, operation_id
 END: Final = "UPDATE orders SET ending = %s, outcome = %s, ended_at = now() WHERE id = %s AND ending IS NULL"
 
 
-@dataclass(frozen=True, slots=True)
-class Idemactor:
-    """The three calls that this program makes."""
-
-    http: httpx.AsyncClient
-
-    async def dispatch(self, key: str, order: Order) -> tuple[str, str]:
-        """Make the intent durable: the operation's id and its state. Raises: Mismatch, Unavailable."""
-        intent = {"content_type": "application/json", "body": order.body.decode()}
-        told = {"key": key, "intent": intent, "order_key": order.account}
-        status, body = await self._ask("POST", "dispatch", told)
-        if status == 422:
-            raise Mismatch
-        if status != 202:
-            raise Unavailable(f"idemactor answered {status}: {body.get('code')}")
-        return body["operation_id"], body["state"]
-
-    async def operation(self, operation_id: str) -> tuple[str, bytes | None]:
-        """How an operation stands, and the engine's answer. Raises: Unavailable."""
-        status, body = await self._ask("GET", f"operations/{operation_id}")
-        if status != 200:
-            raise Unavailable(f"idemactor answered {status}: {body.get('code')}")
-        operation = body["operation"]
-        return operation["state"], _body_of(operation["outcome"])
-
-    async def operation_of(self, key: str) -> str | None:
-        """The id of the operation that was accepted under a key, if one was. Raises: Unavailable."""
-        status, body = await self._ask("POST", "get", {"key": key})
-        if status not in (200, 404):
-            raise Unavailable(f"idemactor answered {status}: {body.get('code')}")
-        found: str | None = body["record"]["operation_id"] if status == 200 else None
-        return found
-
-    async def _ask(self, method: str, what: str, told: object = None) -> tuple[int, dict[str, Any]]:
-        try:
-            answer = await self.http.request(method, f"/v1/{NAMESPACE}/{what}", json=told)
-            return answer.status_code, answer.json()
-        except (httpx.HTTPError, ValueError) as error:
-            raise Unavailable(f"idemactor does not answer: {error}") from error
-
-
-def _body_of(outcome: dict[str, Any] | None) -> bytes | None:
-    if outcome is None:
-        return None
-    # Bytes that are no text come in base64.
-    return base64.b64decode(outcome["body_b64"]) if "body_b64" in outcome else str(outcome["body"]).encode()
+@contextmanager
+def asking() -> Iterator[None]:
+    """What idemactor says no to, and what it does not say, in the words of the API."""
+    try:
+        yield
+    except MismatchError as error:
+        raise Mismatch from error
+    except IdemactorClientError as error:
+        raise Unavailable(f"{type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +74,7 @@ class DispatchedOrders:
     """Rows in PostgreSQL, operations in idemactor."""
 
     database: Database
-    idemactor: Idemactor
+    client: Client
 
     async def accept(self, key: str, order: Order) -> tuple[str, str]:
         """See ``Orders``."""
@@ -120,9 +82,15 @@ class DispatchedOrders:
         if ending is not None:
             # Answered from the row for as long as there is one, also when idemactor has long forgotten the key.
             return order_id, ending
-        operation_id, state = await self.idemactor.dispatch(key, order)
-        await self.database.run(lambda connection: connection.execute(ACCEPTED, (operation_id, order_id)))
-        return order_id, state
+        with asking():
+            dispatched = await self.client.dispatch(
+                NAMESPACE, key, order.body, content_type="application/json", order_key=order.account
+            )
+        if not isinstance(dispatched, Dispatched):
+            raise Mismatch("somebody used this key for a reserve")
+        noted = dispatched.operation_id, order_id
+        await self.database.run(lambda connection: connection.execute(ACCEPTED, noted))
+        return order_id, dispatched.state
 
     async def find(self, order_id: str) -> View | None:
         """See ``Orders``."""
@@ -140,10 +108,13 @@ class DispatchedOrders:
 
     async def follow(self, order_id: str, key: str, operation_id: str | None) -> tuple[str, bytes | None]:
         """Ask what became of an order, and note it down where it has ended."""
-        operation_id = operation_id or await self.idemactor.operation_of(key)
-        if operation_id is None:
-            return "asked", None
-        state, outcome = await self.idemactor.operation(operation_id)
+        with asking():
+            try:
+                operation_id = operation_id or (await self.client.get(NAMESPACE, key)).operation_id
+            except UnknownKeyError:
+                return "asked", None
+            found = await self.client.operation(NAMESPACE, operation_id)
+        state, outcome = str(found.state), found.outcome.body if found.outcome is not None else None
 
         def note(connection: Connection) -> None:
             connection.execute(ACCEPTED, (operation_id, order_id))
@@ -156,13 +127,13 @@ class DispatchedOrders:
     async def keep_books(self) -> None:
         """Follow every order that has not ended, those included whose caller never came back."""
         while True:
-            try:
+            # What is down now is asked again in a moment; no order depends on it.
+            with suppress(Unavailable):
                 for order_id, key, operation_id in await self.database.run(
                     lambda connection: connection.execute(OPEN, (FOLLOWED_AT_ONCE,)).fetchall()
                 ):
-                    await self.follow(str(order_id), key, operation_id)
-            except Unavailable:
-                pass  # What is down now is asked again in a moment; no order depends on it.
+                    with suppress(Unavailable):
+                        await self.follow(str(order_id), key, operation_id)
             await trio.sleep(FOLLOW_S)
 
 
@@ -178,11 +149,11 @@ def _ask(connection: Connection, key: str, order: Order) -> tuple[str, str | Non
 
 @asynccontextmanager
 async def open_orders() -> AsyncIterator[Orders]:
-    """The orders of ``DATABASE`` and of the idemactor at ``IDEMACTOR_URL``."""
+    """The orders of ``DATABASE`` and of the idemactor at ``IDEMACTOR_ADDRESS``."""
     database = Database(os.environ["DATABASE"])
     await database.run(lambda connection: connection.execute(SCHEMA))
-    async with httpx.AsyncClient(base_url=os.environ["IDEMACTOR_URL"], timeout=PATIENCE_S) as http:
-        orders = DispatchedOrders(database, Idemactor(http))
+    async with Client(os.environ["IDEMACTOR_ADDRESS"], timeout_ms=PATIENCE_MS) as client:
+        orders = DispatchedOrders(database, client)
         async with background(orders.keep_books):
             yield orders
 
