@@ -21,6 +21,7 @@ import trio
 
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
+from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
 from idemactor.dispatch.office import DispatchOffice, destinations_of
@@ -53,7 +54,7 @@ from idemactor.server.listeners import (
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import told_to_stop
-from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
@@ -76,17 +77,23 @@ DESCRIPTORS_PER_SHARD: Final = 5
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
 
+SHARED_COMMANDS_MAX: Final = 96
+"""The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
+SHARED_BATCH_MIN: Final = 8
+"""Of each shard at least, however many there are."""
+
 _SALT_BYTES: Final = 32
 """Of the digests that stand for keys in the log."""
 
 _log = logging.getLogger(__name__)
 
 
-async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
+async def run(config: ServerConfig, *, load: Callable[[], ServerConfig], announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM, SIGINT, or SIGHUP from a terminal that closes; any other SIGHUP reads the tokens anew.
 
     Args:
         config: A valid configuration.
+        load: Reads it again. Raises: ConfigError.
         announce: Is given the ready line once every address answers.
 
     Raises:
@@ -115,7 +122,8 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, office, most, announce)
+                reload = functools.partial(_reload, TokenReloader(config, load), context.authenticator)
+                await serve_doors(context, http, rpc, gateway, proxy, office, most, announce, reload)
 
 
 def make_context(
@@ -139,10 +147,12 @@ async def serve_doors(
     office: DispatchOffice,
     connections_max: int,
     announce: Callable[[str], None],
+    reload: Callable[[], None],
     all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run shards and doors until a signal says to stop, and then until everything is answered.
 
+    ``reload`` is called at SIGHUP, see ``told_to_stop``.
     ``all_settled`` waits until every other process has brought to its end what its proxy and its relays have under way:
     the shards are needed for that.
     """
@@ -150,7 +160,7 @@ async def serve_doors(
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with told_to_stop() as told:
+    with told_to_stop(reload) as told:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
             # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
             await shards.start(context.router.run)
@@ -178,6 +188,12 @@ async def serve_doors(
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
+
+
+def _reload(reloader: TokenReloader, authenticator: Authenticator) -> None:
+    tokens = reloader.tokens()
+    if tokens is not None:
+        authenticator.replace(tokens)
 
 
 async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router) -> None:
@@ -219,12 +235,23 @@ def make_shards(
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
     entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
     policies = with_remains(config.namespaces)
     return [
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer)
         for number, (engine, opened) in engines.items()
     ]
+
+
+def batch_max(config: ServerConfig, shards: int) -> int:
+    """The most commands that a shard decides at a time.
+
+    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
+    turn of another's commands.
+    """
+    if len({token.tenant for token in config.tokens}) < 2:
+        return BATCH_COMMANDS_MAX
+    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:

@@ -164,8 +164,8 @@ class Shard:
 
     # ------------------------------------------------------------------------------------------------ for the others
 
-    def submit(self, envelopes: Sequence[Envelope]) -> int:
-        """Put commands into the mailbox, in order; returns how many there was room for."""
+    def submit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Put commands into the mailbox, in order; returns those that there was no room for."""
         return self._mailbox.put(envelopes)
 
     @property
