@@ -478,6 +478,15 @@ def test_a_destination_that_does_not_recognise_it_never_gets_it_again_unasked() 
     assert play.after(100 * HORIZON_MS).swept().state is OperationState.IN_DOUBT
 
 
+def test_what_a_relay_that_is_gone_sent_may_arrive_for_as_long_as_its_lease_would_have_lasted() -> None:
+    play = desk(recognised=False)
+    play.dispatch()
+    play.claim()
+    end = play.record.lease_expires_at
+    assert play.do(Lapse(KEY, "relay-2")) == Lapsed()
+    assert (play.record.state, play.record.lease_expires_at) == (State.LAPSED, end)
+
+
 def test_what_was_perhaps_sent_is_in_doubt_once_the_settings_say_that_nobody_recognises_it() -> None:
     play = situation("risky")
     play.policy = desk(recognised=False).policy
