@@ -28,6 +28,7 @@ MARK: Final = "acme-mark"
 """In all that tenant acme stores."""
 POLICIES: Final = {"default": Policy(on_lease_expiry=OnLeaseExpiry.RETRY), "trade": Policy()}
 RAW: Final = {"method": "POST", "path": "/", "headers": [["Idempotency-Key", "held"]], "body": "x"}
+NO_OPERATION: Final = "0190f8f0-0000-7000-8000-000000000000"
 UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}")
 
 
@@ -52,6 +53,12 @@ COMMANDS: Final[dict[str, dict[str, Any]]] = {
     "resolve": {"key": "held", "token": 9_999, "verdict": "released"},
     "get": {"key": "done"},
     "forget": {"key": "done", "force": True},
+    "dispatch": {"key": "held", "intent": {"body": "mine"}},
+}
+OUTBOX: Final[dict[str, dict[str, Any]]] = {
+    "poll": {},
+    "ack": {"id": NO_OPERATION, "key": "queued", "token": 9_999},
+    "nack": {"id": NO_OPERATION, "key": "queued", "token": 9_999},
 }
 GATEWAY: Final = [("idempotency-key", "held"), ("x-idemactor-result", "in_flight"), ("x-request-id", "r1")]
 
@@ -63,6 +70,9 @@ def role_of(op: str) -> str:
 CALLS: Final = [
     *(Call("POST", f"/v1/{{}}/{op}", role_of(op), members) for op, members in COMMANDS.items()),
     Call("POST", "/v1/{}/key", members={"source": "http", "request": RAW}),
+    *(Call("POST", f"/v1/{{}}/outbox/{op}", members=members) for op, members in OUTBOX.items()),
+    Call("GET", f"/v1/{{}}/operations/{NO_OPERATION}"),
+    Call("DELETE", f"/v1/{{}}/operations/{NO_OPERATION}"),
     Call("GET", "/v1/{}/policy"),
     Call("GET", "/v1/{}/records", "operator"),
     Call("GET", "/v1/{}/incidents", "operator"),
@@ -79,6 +89,9 @@ CALLS: Final = [
 RPC: Final[dict[str, tuple[str | None, dict[str, Any]]]] = {
     **{op: (role_of(op), {"namespace": "{}", **members}) for op, members in COMMANDS.items()},
     "key": ("caller", {"namespace": "{}", "source": "http", "request": RAW}),
+    **{f"outbox.{op}": ("caller", {"namespace": "{}", **members}) for op, members in OUTBOX.items()},
+    "operation": ("caller", {"namespace": "{}", "operation_id": NO_OPERATION}),
+    "cancel": ("caller", {"namespace": "{}", "operation_id": NO_OPERATION}),
     "policy": ("caller", {"namespace": "{}"}),
     "records": ("operator", {"namespace": "{}"}),
     "incidents": ("operator", {"namespace": "{}"}),
@@ -111,6 +124,10 @@ def scoped(calls: list[Call]) -> list[Call]:
     return [call for call in calls if "{}" in call.path]
 
 
+def _pattern(path: str) -> str:
+    return path.replace("{}", "*").replace("0-1", "*").replace(NO_OPERATION, "*")
+
+
 async def test_every_route_is_listed(autojump_clock: MockClock) -> None:
     async with http_serving(autojump_clock) as client:
         served = {
@@ -118,7 +135,7 @@ async def test_every_route_is_listed(autojump_clock: MockClock) -> None:
             for rule in client.app.url_map.iter_rules()
             for method in (rule.methods or {"ANY"}) - {"HEAD", "OPTIONS"}
         }
-    assert {(call.method, call.path.replace("{}", "*").replace("0-1", "*")) for call in CALLS} == served
+    assert {(call.method, _pattern(call.path)) for call in CALLS} == served
 
 
 def test_every_method_is_listed() -> None:
@@ -181,7 +198,7 @@ async def test_who_may_not_learns_nothing_over_rpc(method: str, autojump_clock: 
 
 
 async def acme_works(client: Client) -> None:
-    """Tenant acme has a key that is held, one that is done, one in doubt, and an incident."""
+    """Tenant acme has a key that is held, one that is done, one in doubt, an incident, an intent and an event."""
     as_acme = {"headers": bearer("operator-token")}
     secret = {"status": 200, "headers": [["x", MARK]], "body": MARK}
     held = await client.post("/v1/default/reserve", {"key": "held", "holder": MARK}, **as_acme)
@@ -192,6 +209,11 @@ async def acme_works(client: Client) -> None:
     await client.post("/v1/default/reserve", {"key": "lost"}, **as_acme)
     late = {"key": "lost", "token": lost.json["token"], "outcome": secret}
     assert (await client.post("/v1/default/commit", late, **as_acme)).status == 409
+    queued = await client.post("/v1/default/dispatch", {"key": "queued", "intent": {"body": MARK}}, **as_acme)
+    assert queued.status == 202
+    told = await client.post("/v1/default/reserve", {"key": "told"}, **as_acme)
+    commit = {"key": "told", "token": told.json["token"], "events": [{"body": MARK}]}
+    assert (await client.post("/v1/default/commit", commit, **as_acme)).status == 200
 
 
 async def all_of_acme(client: Client) -> list[Any]:
@@ -199,9 +221,9 @@ async def all_of_acme(client: Client) -> list[Any]:
     found: list[Any] = []
     for path in ("records", "incidents"):
         found.append((await client.get(f"/v1/default/{path}", headers=bearer("operator-token"))).json)
-    for key in ("held", "done", "lost"):
+    for key in ("held", "done", "lost", "queued", "told"):
         found.append((await client.post("/v1/default/get", {"key": key}, headers=bearer("operator-token"))).json)
-    assert len(found[0]["records"]) == 3
+    assert len(found[0]["records"]) == 5
     assert len(found[1]["incidents"]) == 1
     assert MARK in str(found)
     return found
@@ -231,6 +253,10 @@ async def test_a_tenant_neither_sees_nor_disturbs_another(autojump_clock: MockCl
         beside = await answers_over_http(client)
         path = f"/v1/default/incidents/{incident['id']}/acknowledge"
         (await client.post(path, headers=bearer("other-token"))).problem(404, "NOT_FOUND")
+        queued = (await client.post("/v1/default/get", {"key": "queued"}, headers=bearer("operator-token"))).json
+        operation = f"/v1/default/operations/{queued['record']['operation_id']}"
+        for method in ("GET", "DELETE"):
+            (await client.call(method, operation, headers=bearer("other-token"))).problem(404, "NOT_FOUND")
         metrics = (await client.get("/metrics", headers=bearer("other-token"))).body.decode()
         assert 'tenant="other"' in metrics
         assert 'tenant="acme"' not in metrics
