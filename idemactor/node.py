@@ -77,8 +77,8 @@ DESCRIPTORS_PER_SHARD: Final = 5
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
 
-SHARED_COMMANDS_MAX: Final = 256
-"""The most commands of a turn of all shards together, where tenants share them: some 20 ms of work."""
+SHARED_COMMANDS_MAX: Final = 96
+"""The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
 SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""
 

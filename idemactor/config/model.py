@@ -62,7 +62,7 @@ class ServerSection:
         durability: What a reply has survived by the time it leaves.
         clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
         evict_after_ms: How long a shard may be idle before its memory is given back.
-        mailbox_max: How many commands may wait for one shard before more are refused.
+        mailbox_max: How many commands of one tenant may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
     """
 

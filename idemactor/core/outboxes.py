@@ -123,16 +123,16 @@ class Outboxes:
             self._ended(Kind.INTENT, entry.id, namespace)
             return
         record, delivery = entry.record, entry.record.delivery
+        earlier = before.record.delivery if before is not None and before.record is not None else None
+        if earlier is not None and earlier.seq != delivery.seq:
+            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
+            self._ended(Kind.INTENT, entry.id, namespace)
         if not self._holds(delivery.seq):
             return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
         self._note_holder(entry.id, namespace, record.holder if _is_delivering(record) else None)
-        earlier = before.record.delivery if before is not None and before.record is not None else None
-        renewed = earlier is not None and earlier.seq != delivery.seq
-        if renewed or not _is_waited_for(record.state, due, delivery.order_key):
-            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
-            self._ended(Kind.INTENT, entry.id, namespace)
         if not _is_waited_for(record.state, due, delivery.order_key):
+            self._ended(Kind.INTENT, entry.id, namespace)
             return
         if not self._index.change(Kind.INTENT, entry.id, due):
             key = (entry.identity.tenant, namespace, Kind.INTENT)

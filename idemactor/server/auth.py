@@ -129,7 +129,10 @@ class Authenticator:
         self.anonymous: Principal | None = None if self._known else everyone
 
     def renewed(self, principal: Principal | None) -> Principal | None:
-        """What the bearer of a token that was known is now; None: nobody any more."""
+        """What the bearer of a token that was known is now; None: nobody any more.
+
+        Nothing is guessed here, so that it need not take the same time for all.
+        """
         if self.anonymous is not None or principal is None:
             return self.anonymous
         return next((found for known, found in self._known if known == principal.sha256), None)

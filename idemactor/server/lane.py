@@ -25,10 +25,10 @@ READ_BYTES: Final = 16_384
 LOOK_EVENTS: Final = 1_024
 """How many connections that are ready are told of at a time; those that are not among them come first then."""
 
-LOOK_MS_MAX: Final = 10
+LOOK_MS_MAX: Final = 5
 """When a look ends though more could be read, milliseconds: shards and other tasks have their turn too."""
 
-REST: Final = 3
+REST: Final = 4
 """How many times as long as a look the lane rests after one that brought more than the shards have room for: what is
 read then is only refused, and those that were taken before are to be carried out meanwhile."""
 

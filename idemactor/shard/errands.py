@@ -220,7 +220,9 @@ async def _take_from(ask: Ask, shard: int, shards: int, wanted: Wanted, haul: Ha
         turns = tuple(turn for turn in taken.heads if turn not in behind)
         await _take(ask, shard, wanted, room, turns, tuple(behind), haul)
     else:
+        # As long as one shard cannot say, none of them has its turn: set aside they are in nobody's way.
         haul.missing = behind
+        await _take(ask, shard, wanted, room, (), taken.heads, haul)
 
 
 async def _take(

@@ -43,6 +43,7 @@ from idemactor.core.replies import (
     Unavailable,
     Watched,
 )
+from idemactor.shard import taking
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.backoff import BACKOFF_MS_MIN
 from idemactor.shard.bell import Bell
@@ -82,7 +83,11 @@ class Ears:
 
 @asynccontextmanager
 async def dispatching(
-    *disks: MemoryDisk, policy: Policy = POLICY, ears: Ears | None = None, **given: Any
+    *disks: MemoryDisk,
+    policy: Policy = POLICY,
+    ears: Ears | None = None,
+    engine: type[MemoryEngine] = MemoryEngine,
+    **given: Any,
 ) -> AsyncIterator[Rig]:
     """Shards that share a bell and places in line, as those of a process do."""
     bell = ears.bell if ears else Bell()
@@ -91,7 +96,10 @@ async def dispatching(
     def make(*arguments: Any) -> Shard:
         if not shared:
             shared.append(Sequencer(arguments[4].now_us))
-        return Shard(*arguments, None, bell, shared[0])
+        build: Callable[..., Shard] = Shard
+        # The rig has opened it.
+        arguments[1].__class__ = engine
+        return build(*arguments, bell=bell, sequencer=shared[0])
 
     async with running(*disks, policy=policy, make=make, **given) as rig:
         bell.on_moved = rig.router.lines_moved
@@ -348,11 +356,11 @@ class _Forgetful(MemoryEngine):
 
     failures = 0
 
-    async def outbox(self) -> list[Open]:
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
         if type(self).failures > 0:
             type(self).failures -= 1
             raise OSError("the disk was told to fail")
-        return await super().outbox()
+        return await super().outbox(after_seq, limit)
 
 
 @on_mock_time
@@ -360,11 +368,8 @@ async def test_an_outbox_that_cannot_be_recalled_is_tried_again_later_and_later(
     disk = MemoryDisk()
     async with dispatching(disk) as rig:
         await rig.one(dispatch("k"), Dispatched)
-    async with dispatching(disk) as rig:
-        engine = _Forgetful(disk)
-        await engine.open()
-        rig.shard._engine = engine
-        _Forgetful.failures = 3
+    _Forgetful.failures = 3
+    async with dispatching(disk, engine=_Forgetful) as rig:
         assert isinstance(await ask(rig, 0, TAKE), Unavailable)
         assert rig.shard.quarantined
         assert isinstance(await ask(rig, 0, TAKE), Unavailable)
@@ -372,6 +377,50 @@ async def test_an_outbox_that_cannot_be_recalled_is_tried_again_later_and_later(
         assert [wait for _, wait, _ in rig.watch.quarantines] == [BACKOFF_MS_MIN * 2**n for n in range(3)]
         assert keys((await take(rig)).intents) == ["k"]
         assert not rig.shard.quarantined
+
+
+class _Slow(MemoryEngine):
+    """Takes its time to read the outbox."""
+
+    async def outbox(self, after_seq: int, limit: int) -> list[Open]:
+        await trio.sleep(1)
+        return await super().outbox(after_seq, limit)
+
+
+@on_mock_time
+async def test_nobody_sleeps_before_all_is_recalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first pieces that are read may hold nothing that anybody waits for."""
+    disk = MemoryDisk()
+    async with dispatching(disk, policy=BLIND) as rig:
+        await rig.all(dispatch("lost"), dispatch("lost too"))
+        await take(rig)
+        await trio.sleep(LEASE_MS / 1_000)
+        await rig.one(dispatch("next"), Dispatched)
+    monkeypatch.setattr(taking, "RECALLED_AT_A_TIME", 1)
+    async with dispatching(disk, policy=BLIND, settings=ShardSettings(evict_after_ms=500), engine=_Slow) as rig:
+        await trio.sleep(10)
+        assert rig.watch.happened == []
+        assert keys((await take(rig)).intents) == ["next"]
+
+
+@on_mock_time
+async def test_while_the_outbox_is_read_an_event_is_acknowledged_by_its_tenant_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    disk = MemoryDisk()
+    async with dispatching(disk) as rig:
+        await announced(rig, *(NewEvent("text/plain", bytes([number])) for number in range(9)))
+    monkeypatch.setattr(taking, "RECALLED_AT_A_TIME", 1)
+    async with dispatching(disk) as rig:
+        last = max(disk.events)
+        foreign = identity("k")._replace(tenant="zeta")
+        calls = rig.send(AckEvent(foreign, last), AckEvent(identity("k"), last), AckEvent(identity("k"), last + 1))
+        told = [await call.wait() for call in calls]
+        assert not rig.shard._ledger or not rig.shard._ledger.outbox.recalled
+        assert told == [Acked(repeated=True), Acked(repeated=False), Acked(repeated=True)]
+        assert len(disk.events) == 8
+        await trio.sleep(1)
+        assert len((await take(rig)).events) == 8
 
 
 @on_mock_time

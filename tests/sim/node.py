@@ -96,7 +96,7 @@ class SimShard(Shard):
     async def _compare(self, ledger: Ledger[Envelope], now: int) -> None:
         assert isinstance(self._engine, MemoryEngine)
         disk = self._engine.disk
-        rows = await self._engine.outbox()
+        rows = await self._engine.outbox(0, len(disk.entries) + len(disk.events))
         self.history.violations += outbox_is_disk.differences(ledger, disk, rows, now)
         self.history.violations += memory_is_disk.differences(ledger, disk)
         self.history.violations += tallies.differences(disk)

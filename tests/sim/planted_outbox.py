@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from idemactor.core.commands import Cancel, Claim, Command, Postpone
+from idemactor.core.commands import Cancel, Command, Postpone
 from idemactor.core.decision import Decision
 from idemactor.core.delivery import Kind
 from idemactor.core.ledger import Ledger, Work
@@ -135,21 +135,6 @@ class _CancelsWhatIsUnderWay(Ledger[Envelope]):
         return super()._decide(command)
 
 
-class _ForgetsEarlierAttempts(Ledger[Envelope]):
-    """Takes what is known of one attempt for what is known of all."""
-
-    def _decide(self, command: Command) -> Decision:
-        entry = self._cache.get(command.identity)
-        if isinstance(command, Claim) and entry is not None and entry.record is not None and entry.record.delivery:
-            delivery = replace(entry.record.delivery, perhaps_sent=False)
-            self._cache[command.identity] = replace(entry, record=replace(entry.record, delivery=delivery))
-            decision = super()._decide(command)
-            if not decision.changed:
-                self._cache[command.identity] = entry
-            return decision
-        return super()._decide(command)
-
-
 class _NeverRecalls(SimShard):
     """Takes an empty outbox for what a shard has that is read anew."""
 
@@ -193,16 +178,15 @@ def _with_outbox(outbox_type: type[Outboxes]) -> type[SimShard]:
 
 
 PLANTED_OUTBOX: dict[str, tuple[Callable[[], type[SimShard]], int]] = {
-    "claim told before the write": (lambda: _ClaimsBeforeTheWrite, 2),
-    "lapsed claimed though not recognised": (lambda: _with(_ClaimsWhateverLapsed), 3),
+    "claim told before the write": (lambda: _ClaimsBeforeTheWrite, 18),
+    "lapsed claimed though not recognised": (lambda: _with(_ClaimsWhateverLapsed), 0),
     "turns given to whoever comes": (lambda: _with_outbox(_AnyTurn), 0),
     "lane head ignored": (lambda: _with_outbox(_LooseLines), 0),
-    "aside forgotten": (lambda: _with_outbox(_AsideForEver), 4),
-    "intent dropped where it is claimed at once": (lambda: _with(_LosesIntents), 3),
-    "one intent a batch": (lambda: _with(_KeepsNoIntentOfTwo), 4),
-    "token ignored on postpone": (lambda: _with(_PostponesForAnyone), 5),
+    "aside forgotten": (lambda: _with_outbox(_AsideForEver), 0),
+    "intent dropped where it is claimed at once": (lambda: _with(_LosesIntents), 4),
+    "one intent a batch": (lambda: _with(_KeepsNoIntentOfTwo), 2),
+    "token ignored on postpone": (lambda: _with(_PostponesForAnyone), 2),
     "cancelled under way": (lambda: _with(_CancelsWhatIsUnderWay), 0),
-    "earlier attempts forgotten": (lambda: _with(_ForgetsEarlierAttempts), 1),
     "outbox not recalled": (lambda: _NeverRecalls, 0),
     "outbox kept after a failed batch": (lambda: _ServesClaimsAfterAnError, 0),
 }

@@ -1,6 +1,6 @@
 """The simulator: many seeds, every checker, and the proof that the checkers find planted mistakes.
 
-``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one; of what is dispatched it is a tenth of them.
+``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one; of what is dispatched it is a fifteenth of them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_no_seed_breaks_a_promise(chunk: range) -> None:
         assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
 
 
-@pytest.mark.parametrize("chunk", seeds(max(1, SEEDS // 10)), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
+@pytest.mark.parametrize("chunk", seeds(max(1, SEEDS // 15)), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
 def test_no_seed_breaks_a_promise_about_what_is_dispatched(chunk: range) -> None:
     for seed in chunk:
         found = verdict(run_world(seed, dispatching=True))
@@ -122,7 +122,7 @@ def test_the_world_of_what_is_dispatched_is_eventful() -> None:
     assert states == {state for state in OperationState if state.ended}
     attempts = [e.record.attempt for world in worlds for d in world.disks for e in d.entries.values() if e.record]
     assert max(attempts) > 3
-    assert sum(len(world.destination.executions) for world in worlds) > 200
+    assert sum(len(world.destination.executions) for world in worlds) > 100
 
 
 def test_the_world_is_eventful() -> None:
