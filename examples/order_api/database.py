@@ -38,7 +38,7 @@ class Database:
 
     def _run(self, work: Callable[[Connection], T]) -> T:
         try:
-            connection = self._idle.pop() if self._idle else psycopg.connect(self.conninfo, connect_timeout=5)
+            connection = self._idle.pop() if self._idle else self._connect()
             try:
                 with connection.transaction():
                     done = work(connection)
@@ -52,6 +52,10 @@ class Database:
             raise Unavailable(str(error)) from error
         self._keep(connection)
         return done
+
+    def _connect(self) -> Connection:
+        # Planned anew each time: a plan that was made while a table was empty reads all of a full one.
+        return psycopg.connect(self.conninfo, connect_timeout=5, prepare_threshold=None)
 
     def _keep(self, connection: Connection) -> None:
         if not connection.closed:

@@ -232,6 +232,9 @@ async def _connected(settings: Settings) -> None:
         await psycopg.AsyncConnection.connect(settings.database, autocommit=True) as listening,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=settings.timeout_ms / 1000)) as http,
     ):
+        for connection in (work, settling):
+            # Planned anew each time: a plan that was made while the outbox was empty reads all of a full one.
+            connection.prepare_threshold = None
         async with work.transaction():
             await work.execute(outbox.SCHEMA)
         await Relay(settings, http, work, settling).run(listening)

@@ -28,10 +28,6 @@ def test_an_order_however_often_it_is_sent(running: System) -> None:
     checks.surface(running)
 
 
-def test_the_windows_of_the_claim(running: System) -> None:
-    checks.windows_of_the_claim(running)
-
-
 def test_the_relay_looks_even_where_nobody_called(running: System) -> None:
     # What commits without a notification, as one that was sent while nobody listened.
     unheard = outbox.ACCEPT.replace("pg_notify('outbox', '')", "1")
@@ -64,8 +60,8 @@ def test_a_late_relay_changes_nothing(running: System) -> None:
     assert running.look(order_id)["state"] == "succeeded"
 
 
-def test_the_windows_of_the_effect(postgres: Postgres, tmp_path: Path) -> None:
-    checks.windows_of_the_effect("postgres_alone", postgres, tmp_path)
+def test_the_windows_of_a_crash(postgres: Postgres, tmp_path: Path) -> None:
+    checks.windows("postgres_alone", postgres, tmp_path)
 
 
 def test_crashes_at_random(postgres: Postgres, tmp_path: Path, seed: int) -> None:

@@ -25,10 +25,6 @@ def test_an_order_however_often_it_is_sent(running: System) -> None:
     checks.surface(running)
 
 
-def test_the_windows_of_the_claim(running: System) -> None:
-    checks.windows_of_the_claim(running)
-
-
 def test_the_books_are_kept_where_nobody_asks(running: System) -> None:
     order_id = running.accepted("books", order_of("BOOKS"))["order_id"]
     # As after a crash between the dispatch and the note of it.
@@ -40,8 +36,8 @@ def test_the_books_are_kept_where_nobody_asks(running: System) -> None:
     assert running.executed("BOOKS") == 1
 
 
-def test_the_windows_of_the_effect(postgres: Postgres, tmp_path: Path) -> None:
-    checks.windows_of_the_effect("with_idemactor", postgres, tmp_path)
+def test_the_windows_of_a_crash(postgres: Postgres, tmp_path: Path) -> None:
+    checks.windows("with_idemactor", postgres, tmp_path)
 
 
 def test_crashes_at_random(postgres: Postgres, tmp_path: Path, seed: int) -> None:
