@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from typing import Final
 
 
 class Code(enum.StrEnum):
@@ -87,6 +88,10 @@ class StartError(IdemactorError):
 
 class StorageError(IdemactorError):
     """A storage engine could not do what it was asked; the shard reloads before it goes on."""
+
+
+DAMAGED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a damaged row ends in, one way or another: whoever reads rows turns these into a ``StorageError``."""
 
 
 def messages_of(group: BaseExceptionGroup[BaseException]) -> Iterator[str]:

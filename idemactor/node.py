@@ -23,6 +23,7 @@ from prometheus_client.metrics_core import Metric
 
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
+from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
 from idemactor.dispatch.office import DispatchOffice, destinations_of
@@ -59,7 +60,7 @@ from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import Told, told_to_stop
-from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
@@ -86,6 +87,11 @@ DESCRIPTORS_PER_SHARD: Final = 5
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
 
+SHARED_COMMANDS_MAX: Final = 96
+"""The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
+SHARED_BATCH_MIN: Final = 8
+"""Of each shard at least, however many there are."""
+
 _SALT_BYTES: Final = 32
 """Of the digests that stand for keys in the log."""
 
@@ -99,7 +105,7 @@ class Life:
     """How a process begins and ends to serve.
 
     Attributes:
-        told: Whether it is to stop.
+        told: Whether it is to stop, or to read its tokens anew.
         drain_ms: How long answering what was taken may last then; what is left is cut off.
         announce: Is given the ready line once every address answers.
         draining: Is called when nothing new is taken any more.
@@ -121,14 +127,16 @@ class Life:
 async def run(
     config: ServerConfig,
     *,
+    load: Callable[[], ServerConfig],
     announce: Callable[[str], None],
     sockets: Inherited = NO_SOCKETS,
     manager: ServiceManager = NOBODY,
 ) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
+    """Serve until SIGTERM, SIGINT, or SIGHUP from a terminal that closes; any other SIGHUP reads the tokens anew.
 
     Args:
         config: A valid configuration.
+        load: Reads it again. Raises: ConfigError.
         announce: Is given the ready line once every address answers.
         sockets: Those that listen already.
         manager: Is told how it goes.
@@ -146,17 +154,19 @@ async def run(
     with told_to_stop() as told, told.starting:
         beat = None if beat_ms is None else manager.alive
         life = Life(told, config.server.drain_ms, ready, manager.stopping, beat, beat_ms or 1)
-        await _run(config, sockets, life)
+        await _run(config, TokenReloader(config, load), sockets, life)
     if told.starting.cancelled_caught:
         logs.log_event(_log, logging.INFO, "stopped")
 
 
-async def _run(config: ServerConfig, sockets: Inherited, life: Life) -> None:
+async def _run(config: ServerConfig, reloader: TokenReloader, sockets: Inherited, life: Life) -> None:
     async with telemetry_of(config) as telemetry:
-        await _serve(config, sockets, life, telemetry)
+        await _serve(config, reloader, sockets, life, telemetry)
 
 
-async def _serve(config: ServerConfig, sockets: Inherited, life: Life, telemetry: Telemetry | None) -> None:
+async def _serve(
+    config: ServerConfig, reloader: TokenReloader, sockets: Inherited, life: Life, telemetry: Telemetry | None
+) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
@@ -182,6 +192,7 @@ async def _serve(config: ServerConfig, sockets: Inherited, life: Life, telemetry
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
+                life.told.reload_with(functools.partial(_reload, reloader, context.authenticator))
                 async with measured(telemetry, context):
                     await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
 
@@ -301,6 +312,12 @@ async def _beating(context: ServerContext, life: Life) -> AsyncIterator[Heartbea
         nursery.cancel_scope.cancel()
 
 
+def _reload(reloader: TokenReloader, authenticator: Authenticator) -> None:
+    tokens = reloader.tokens()
+    if tokens is not None:
+        authenticator.replace(tokens)
+
+
 async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router, life: Life) -> None:
     """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
     office.drain()
@@ -343,7 +360,7 @@ def make_shards(
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
     entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
     policies = with_remains(config.namespaces)
     return [
         Shard(
@@ -351,6 +368,17 @@ def make_shards(
         )
         for number, (engine, opened) in engines.items()
     ]
+
+
+def batch_max(config: ServerConfig, shards: int) -> int:
+    """The most commands that a shard decides at a time.
+
+    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
+    turn of another's commands.
+    """
+    if len({token.tenant for token in config.tokens}) < 2:
+        return BATCH_COMMANDS_MAX
+    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:

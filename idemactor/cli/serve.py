@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -42,7 +43,7 @@ def serve(
     shards: int | None,
     workers: int | None,
 ) -> None:
-    """Run the server until SIGTERM.
+    """Run the server until SIGTERM. SIGHUP reads its tokens anew.
 
     A flag wins over the environment (IDEMACTOR_SERVER__DATA_DIR=...), the environment over the file. An
     ADDRESS is "host:port", with port 0 for any free one, or "unix:PATH". Sockets that systemd passes on win over both,
@@ -60,7 +61,8 @@ def serve(
     try:
         sockets = inherited_sockets(os.environ, os.getpid())
         path = config_path(config)
-        _run(load(path, environment=os.environ, flags=flags, inherited=sockets.settings()), sockets)
+        read = partial(load, path, environment=os.environ, flags=flags, inherited=sockets.settings())
+        _run(read(), read, sockets)
     except* (ConfigError, StartError) as group:
         # What the user can put right is said in words; everything else keeps its traceback.
         mistakes.extend(messages_of(group))
@@ -77,13 +79,13 @@ def config_path(named: Path | None) -> Path | None:
     return named
 
 
-def _run(config: ServerConfig, sockets: Inherited) -> None:
+def _run(config: ServerConfig, read: Callable[[], ServerConfig], sockets: Inherited) -> None:
     manager = ServiceManager.from_environment(os.environ, os.getpid())
     # Only here: `--help`, and a mistake in the configuration, need none of the server.
     if config.server.workers > 1:
         from idemactor.supervisor import supervise
 
-        raise SystemExit(supervise(config, announce=click.echo, sockets=sockets, manager=manager))
+        raise SystemExit(supervise(config, load=read, announce=click.echo, sockets=sockets, manager=manager))
     from idemactor.node import run
 
-    trio.run(partial(run, config, announce=click.echo, sockets=sockets, manager=manager))
+    trio.run(partial(run, config, load=read, announce=click.echo, sockets=sockets, manager=manager))

@@ -73,7 +73,7 @@ class ServerSection:
         durability: What a reply has survived by the time it leaves.
         clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
         evict_after_ms: How long a shard may be idle before its memory is given back.
-        mailbox_max: How many commands may wait for one shard before more are refused.
+        mailbox_max: How many commands of one tenant may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
         drain_ms: How long a server that was told to stop may take to answer what it has taken; then it is cut off.
         hang_ms: How long a worker may be without a sign that it turns, before it is killed and started anew.

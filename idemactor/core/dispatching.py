@@ -88,7 +88,7 @@ def decide(
         case Claim():
             return claim(entry, record, tombstone, command, policy, now, fresh)
         case Lapse():
-            return lapse(entry, record, tombstone, command, now)
+            return lapse(entry, record, tombstone, command, policy, now)
         case Postpone():
             return postpone(entry, record, tombstone, command, policy, now)
         case Cancel():
@@ -240,14 +240,24 @@ def claim(
 
 
 def lapse(
-    entry: Entry | None, record: Record | None, tombstone: Tombstone | None, command: Lapse, now: int
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Lapse,
+    policy: Policy,
+    now: int,
 ) -> Decision:
-    """The relay that was at it is not the one of today: its lease need not be waited for."""
+    """The relay that was at it is not the one of today: its lease need not be waited for.
+
+    What it sent may still be on its way, as long as the lease lasts: where that matters, for what is not sent again,
+    the end of the lease stays.
+    """
     if entry is None or record is None or record.delivery is None or record.lease_expires_at is None:
         return Decision(NotDue())
     if record.state is not State.PENDING or not is_orphan(record.holder, command.holder):
         return Decision(NotDue())
-    kept = replace(record, state=State.LAPSED, lease_expires_at=now)
+    lease_end = now if policy.dispatch.recognised else record.lease_expires_at
+    kept = replace(record, state=State.LAPSED, lease_expires_at=lease_end)
     return Decision(Lapsed(), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
 
 

@@ -130,6 +130,7 @@ class Ledger(Generic[T]):
         self._entropy = entropy
         self._sequence = sequence or itertools.count(1).__next__
         self.outbox = Outboxes(policies)
+        self.unread: dict[int, Event] = {}
         self._cache: OrderedDict[Identity, Entry] = OrderedDict()
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes_max
@@ -154,6 +155,7 @@ class Ledger(Generic[T]):
         self._now = now
         self._work = Work()
         self._purged = False
+        self.unread = {}
 
     def absorb(self, loaded: Mapping[Identity, Entry]) -> None:
         """Take in what was found on disk of ``missing``."""
@@ -379,11 +381,12 @@ class Ledger(Generic[T]):
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
         item = self.outbox.event(command.identity, command.seq)
         if isinstance(command, AckEvent):
-            if item is None and self.outbox.recalled:
-                return Acked(repeated=True)
-            self._work.acked.append(command.seq)
+            unread = self.unread.get(command.seq)
             if item is not None:
                 self.outbox.acknowledge(item)
+            elif unread is None or unread.identity[:2] != command.identity[:2]:
+                return Acked(repeated=True)
+            self._work.acked.append(command.seq)
             return Acked(repeated=False)
         if item is None:
             return Acked(repeated=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from idemactor.core.delivery import RELAY, Event, Kind
 from idemactor.core.dispatching import due_at, is_orphan
@@ -17,7 +18,10 @@ from idemactor.core.policy import Policy
 from idemactor.core.queries import OutboxCount, Take, Turn
 from idemactor.core.record import Entry, Record, State
 
-US_PER_MS = 1_000
+US_PER_MS: Final = 1_000
+
+HEADS_SHARE: Final = 4
+"""One place of so many is left to heads of lines, where there are any."""
 
 
 @dataclass(slots=True)
@@ -96,7 +100,7 @@ class Outboxes:
         state: State,
         lease_expires_at: int | None,
         queued_until: int | None,
-        holder: str | None,
+        holder: str | None = None,
     ) -> None:
         """Take in something that the disk has, in order of ``seq``."""
         due = queued_until
@@ -119,16 +123,16 @@ class Outboxes:
             self._ended(Kind.INTENT, entry.id, namespace)
             return
         record, delivery = entry.record, entry.record.delivery
+        earlier = before.record.delivery if before is not None and before.record is not None else None
+        if earlier is not None and earlier.seq != delivery.seq:
+            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
+            self._ended(Kind.INTENT, entry.id, namespace)
         if not self._holds(delivery.seq):
             return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
         self._note_holder(entry.id, namespace, record.holder if _is_delivering(record) else None)
-        earlier = before.record.delivery if before is not None and before.record is not None else None
-        renewed = earlier is not None and earlier.seq != delivery.seq
-        if renewed or not _is_waited_for(record.state, due, delivery.order_key):
-            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
-            self._ended(Kind.INTENT, entry.id, namespace)
         if not _is_waited_for(record.state, due, delivery.order_key):
+            self._ended(Kind.INTENT, entry.id, namespace)
             return
         if not self._index.change(Kind.INTENT, entry.id, due):
             key = (entry.identity.tenant, namespace, Kind.INTENT)
@@ -214,6 +218,9 @@ class Outboxes:
         return (take.tenant,) if take.tenant is not None else self._index.tenants(take.namespace, kind)
 
     def _look(self, offer: Offer, key: tuple[str, str, Kind], now: int, share: int, named: dict[LineKey, int]) -> None:
+        """Look for what may be claimed. Where heads are shown some of the share is left to them, since what has no
+        order may come without end; of a share of one it is every other one."""
+        heads_before, room = len(offer.heads), share
         for item in self._index.due(key, now):
             offer.looked.append(item)
             if item.order_key is None or named.get((*key, item.order_key)) == item.seq:
@@ -222,7 +229,11 @@ class Outboxes:
             elif len(offer.heads) < HEADS_MAX:
                 offer.heads.append(Turn(key[0], key[2], item.order_key, item.seq))
             if share <= 0 or len(offer.heads) >= HEADS_MAX:
-                return
+                break
+        kept_for_heads = max(self._turn % 2, room // HEADS_SHARE) if len(offer.heads) > heads_before else 0
+        while share < kept_for_heads and offer.items and offer.items[-1].order_key is None:
+            offer.items.pop()
+            share += 1
 
     def close(self, offer: Offer) -> None:
         """It is clear what was claimed: the rest may be looked at again."""

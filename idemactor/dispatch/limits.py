@@ -18,9 +18,10 @@ RETRY_MS_MAX: Final = DAY_MS
 FACTOR_DEFAULT: Final = 2.0
 FACTOR_MAX: Final = 10.0
 
-LEASE_MARGIN_MS: Final = 10_000
-"""How much longer a lease is than a request may take: the time to tell its shard the end, also while that recovers."""
-SETTLE_MS_MIN: Final = 2_000
+LEASE_MARGIN_MS: Final = 5_000
+"""How much longer a lease is than a request may take: the time to tell its shard the end, also while that recovers.
+After a crash, this and ``timeout_ms`` is how long what was under way waits for the next one to take it up."""
+SETTLE_MS_MIN: Final = 1_000
 """What of it has to be left when a request begins: whoever was held up for longer gives the entry back."""
 
 SCAN_MS: Final = 1_000
@@ -30,8 +31,8 @@ ASK_MS: Final = 2_000
 SETTLE_REST_MS: Final = 50
 """The rest before a shard that could not take the end of a delivery is told again; it doubles up to the next."""
 SETTLE_REST_MS_MAX: Final = 1_000
-TURNS_ASKED_MAX: Final = 1_000
-"""How many lines of ``order_key`` one question to a shard is about."""
+TURNS_MAX: Final = 1_000
+"""How many lines of ``order_key`` one question to a shard names."""
 DRAIN_MS: Final = 20_000
 """How long a request that is under way may take on, once the server is told to stop; then it is cut off."""
 RESTART_MS: Final = 1_000

@@ -26,7 +26,7 @@ from idemactor.dispatch.judging import Arrived, Moment, Result, health_after, se
 from idemactor.dispatch.settling import settle
 from idemactor.dispatch.shards import Bell, Shards, given_back
 from idemactor.dispatch.signing import Signer
-from idemactor.dispatch.taking import Taker
+from idemactor.dispatch.taking import Taker, query_of
 from idemactor.gateway.proxy.upstream import Lost, NotSent, Outgoing, Unsendable, Upstream
 from idemactor.observability.logs import log_event
 from idemactor.observability.observer import Observer
@@ -73,12 +73,12 @@ class Relay:
         self._around = around
         self._signer = Signer(destination.secrets)
         # What a relay of another name has in hand is nobody's any more: a shard lets it lapse when this one comes.
-        holder = f"{RELAY} {uuid.uuid4()}"
-        self._taker = Taker(around.shards, namespace, destination.lease_ms, holder, around.now_ms)
+        query = query_of(namespace, destination.lease_ms, f"{RELAY} {uuid.uuid4()}")
+        self._taker = Taker(around.shards, query, self, around.now_ms)
         self._breaker = Breaker()
         self._scopes: set[trio.CancelScope] = set()
         self._in_flight = 0
-        self._woken = trio.Event()
+        self._deliveries: trio.Nursery | None = None
         self._draining = False
 
     @property
@@ -91,18 +91,15 @@ class Relay:
         self._draining = True
         for scope in self._scopes:
             scope.deadline = min(scope.deadline, trio.current_time() + limits.DRAIN_MS / _MS_PER_S)
-        self._woken.set()
+        self._taker.close()
 
     async def run(self) -> None:
         """Deliver until ``drain``."""
         async with trio.open_nursery() as helpers:
             helpers.start_soon(self._hear)
             helpers.start_soon(self._upstream.tidy)
-            async with trio.open_nursery() as deliveries:
-                while not self._draining:
-                    self._woken = trio.Event()
-                    await self._taker.take(self._room, lambda taken: self._begin(deliveries, taken))
-                    await self._rest()
+            async with trio.open_nursery() as self._deliveries:
+                await self._taker.run()
             helpers.cancel_scope.cancel()
         await self._upstream.aclose()
 
@@ -111,31 +108,29 @@ class Relay:
         while True:
             await self._around.bell.wait(self._namespace, limits.SCAN_MS / _MS_PER_S)
             self._taker.rung()
-            self._woken.set()
 
-    async def _rest(self) -> None:
-        """Until something may have changed, or it is time."""
-        now = self._around.now_ms()
-        until: float = math.inf
-        if self._room() > 0:
-            until = self._taker.ask_at()
-        elif self._breaker.state is BreakerState.OPEN and not self._in_flight:
-            until = self._breaker.until
-        await trio.lowlevel.checkpoint()
-        with trio.move_on_after(max(0.0, until - now) / _MS_PER_S):
-            await self._woken.wait()
+    # ------------------------------------------------------------------------------------------- what the taker asks
 
-    def _room(self) -> int:
+    def room(self, reserved: int) -> int:
+        """How many more may begin now."""
         if self._draining:
             return 0
-        return self._breaker.room(self._destination.concurrency, self._in_flight, self._around.now_ms())
+        under_way = self._in_flight + reserved
+        return self._breaker.room(self._destination.concurrency, under_way, self._around.now_ms())
 
-    # --------------------------------------------------------------------------------------------------- one delivery
+    def room_at(self) -> float:
+        """When the pause of a destination that is down is over."""
+        is_waiting = self._breaker.state is BreakerState.OPEN and self._breaker.until > self._around.now_ms()
+        return self._breaker.until if is_waiting else math.inf
 
-    def _begin(self, nursery: trio.Nursery, taken: TakenIntent) -> None:
+    def begin(self, taken: TakenIntent) -> None:
+        """Deliver it, or give it back."""
+        assert self._deliveries is not None
         self._in_flight += 1
         self._around.observer.deliveries_in_flight(self._namespace, self._in_flight)
-        nursery.start_soon(self._deliver, taken)
+        self._deliveries.start_soon(self._deliver, taken)
+
+    # --------------------------------------------------------------------------------------------------- one delivery
 
     async def _deliver(self, taken: TakenIntent) -> None:
         try:
@@ -146,7 +141,7 @@ class Relay:
         finally:
             self._in_flight -= 1
             self._around.observer.deliveries_in_flight(self._namespace, self._in_flight)
-            self._woken.set()
+            self._taker.wake()
 
     async def _attempt(self, taken: TakenIntent) -> None:
         reason = self._unbegun(taken)

@@ -62,7 +62,7 @@ class RoutedShards:
     async def tell(self, command: Command) -> Answer:
         return await self._sent(lambda replies: self._router.route([Envelope(command, replies, 0)]))
 
-    async def _sent(self, send: Callable[[Replies], None]) -> Answer:
+    async def _sent(self, send: Callable[[Replies], object]) -> Answer:
         abandoned = False
 
         def came() -> None:

@@ -19,7 +19,7 @@ class Signer:
     """Signs with every key of a destination.
 
     Args:
-        keys: Decoded secrets; without any, there are no such fields.
+        keys: Decoded secrets; without any, nothing is signed.
     """
 
     def __init__(self, keys: tuple[bytes, ...]) -> None:
@@ -32,14 +32,11 @@ class Signer:
         Args:
             now_ms: When it is sent, milliseconds since the epoch: a receiver refuses what is older than minutes.
         """
-        if not self._keys:
-            return ()
         seconds = now_ms // _MS_PER_S
-        return (
-            ("webhook-id", operation_id),
-            ("webhook-timestamp", str(seconds)),
-            ("webhook-signature", " ".join(self._signatures(operation_id, body, seconds))),
-        )
+        named = (("webhook-id", operation_id), ("webhook-timestamp", str(seconds)))
+        if not self._keys:
+            return named
+        return (*named, ("webhook-signature", " ".join(self._signatures(operation_id, body, seconds))))
 
     def _signatures(self, operation_id: str, body: bytes, seconds: int) -> list[str]:
         try:

@@ -3,22 +3,40 @@
 A shard claims by itself what has no order. The lines of an ``order_key`` go through all shards: of those whose heads
 are due, every other shard is asked whether it holds something that comes before, and only what has nothing before it
 anywhere is claimed. Places in line only grow, so what is nowhere behind anything now never will be.
+
+Every shard is asked by a task of its own: one that is slow, or writes, holds up no other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
+
+import trio
 
 from idemactor.core.delivery import Kind
 from idemactor.core.queries import Behind, Heads, Take, Taken, TakenIntent, Turn
-from idemactor.dispatch.limits import SCAN_MS, TURNS_ASKED_MAX
+from idemactor.dispatch.limits import SCAN_MS, TURNS_MAX
 from idemactor.dispatch.shards import Shards
 
 REST_MS: Final = 10
 """A shard whose time has come, and that gives nothing all the same, is not asked again for so long."""
+_MS_PER_S: Final = 1_000
+
+
+class Deliverer(Protocol):
+    """Who delivers what is taken."""
+
+    def room(self, reserved: int) -> int:
+        """How many more it can begin now, beside ``reserved`` that shards are being asked for."""
+
+    def room_at(self) -> float:
+        """When it can begin more by time alone, milliseconds since the epoch; ``math.inf``: once something ends."""
+
+    def begin(self, taken: TakenIntent) -> None:
+        """Deliver it, or give it back."""
 
 
 @dataclass(slots=True)
@@ -27,16 +45,19 @@ class _Standing:
 
     Attributes:
         rung: Whether something may be due there.
-        behind: Heads of lines that it showed and that have something before them elsewhere: it is told with the next
-            question, and sets them aside.
-        next_at: When something will be.
+        first: Heads of lines that have nothing before them anywhere: to be claimed.
+        behind: Heads that have: it is told with the next question, and sets them aside.
+        next_at: When something will be due.
+        is_asked: Whether a question is out.
         silent_until: It could not answer a moment ago, and is left alone until then.
     """
 
     rung: bool = True
     next_at: float = math.inf
     silent_until: float = 0
+    first: tuple[Turn, ...] = ()
     behind: tuple[Turn, ...] = ()
+    is_asked: bool = False
 
     def ask_at(self, now: float) -> float:
         """When it should be asked; ``now`` or earlier: at once."""
@@ -48,93 +69,124 @@ class Taker:
 
     Args:
         shards: Those.
-        namespace: Its name.
-        lease_ms: How long an attempt is claimed for.
-        holder: Who takes, for people.
+        query: What to ask for; ``max``, ``turns`` and ``behind`` are filled in.
+        deliverer: Who is given what was claimed.
         now_ms: The shards' clock, milliseconds since the epoch.
     """
 
-    def __init__(self, shards: Shards, namespace: str, lease_ms: int, holder: str, now_ms: Callable[[], int]) -> None:
+    def __init__(self, shards: Shards, query: Take, deliverer: Deliverer, now_ms: Callable[[], int]) -> None:
         self._shards = shards
-        self._namespace = namespace
-        self._lease_ms = lease_ms
-        self._holder = holder
+        self._query = query
+        self._deliverer = deliverer
         self._now_ms = now_ms
         self._standings = [_Standing() for _ in range(shards.count)]
-        self._first = 0
+        self._reserved = 0
+        self._woken = trio.Event()
+        self._closed = False
 
     def rung(self) -> None:
         """Something may be due anywhere."""
         for standing in self._standings:
             standing.rung = True
+        self.wake()
 
-    def ask_at(self) -> float:
-        """When a shard should be asked next, milliseconds since the epoch; past or present: at once."""
+    def wake(self) -> None:
+        """There may be room, or something due."""
+        self._woken.set()
+        self._woken = trio.Event()
+
+    def close(self) -> None:
+        """Take nothing more: ``run`` returns once every question that is out is answered."""
+        self._closed = True
+        self.wake()
+
+    async def run(self) -> None:
+        """Take until ``close``."""
+        async with trio.open_nursery() as nursery:
+            for shard in range(self._shards.count):
+                nursery.start_soon(self._serve, shard)
+
+    async def _serve(self, shard: int) -> None:
+        while not self._closed:
+            share = self._share(shard)
+            if share > 0:
+                await self._ask(shard, share)
+            else:
+                await self._rest(shard)
+
+    def _share(self, shard: int) -> int:
+        """How many to ask this shard for now: of the room that there is, as much as every other one gets."""
         now = self._now_ms()
-        return min(standing.ask_at(now) for standing in self._standings)
+        if self._standings[shard].ask_at(now) > now:
+            return 0
+        asking = sum(one.ask_at(now) <= now and not one.is_asked for one in self._standings)
+        return -(-self._deliverer.room(self._reserved) // max(1, asking))
 
-    async def take(self, room: Callable[[], int], begin: Callable[[TakenIntent], None]) -> None:
-        """Claim what is due wherever it is time to ask.
+    async def _rest(self, shard: int) -> None:
+        now = self._now_ms()
+        at = self._standings[shard].ask_at(now)
+        if at <= now:
+            at = self._deliverer.room_at()
+        with trio.move_on_after(max(0.0, at - now) / _MS_PER_S):
+            await self._woken.wait()
 
-        Args:
-            room: How many more may be begun now.
-            begin: Is given each at once. What is claimed once nobody waits any more comes back by itself.
-        """
-        heads: dict[int, tuple[Turn, ...]] = {}
-        # Another one goes first each time: no shard waits behind a fuller one for ever.
-        self._first = (self._first + 1) % self._shards.count
-        for step in range(self._shards.count):
-            shard = (self._first + step) % self._shards.count
-            now = self._now_ms()
-            if room() > 0 and self._standings[shard].ask_at(now) <= now:
-                heads[shard] = await self._take(shard, (), room, begin)
-        for shard, turns in heads.items():
-            for start in range(0, len(turns), TURNS_ASKED_MAX):
-                if room() <= 0:
-                    # They are due still: the shard is asked again as soon as there is room.
-                    self._standings[shard].rung = True
-                    break
-                await self._take_in_turn(shard, turns[start : start + TURNS_ASKED_MAX], room, begin)
-
-    async def _take_in_turn(
-        self, shard: int, turns: tuple[Turn, ...], room: Callable[[], int], begin: Callable[[TakenIntent], None]
-    ) -> None:
-        left = await self._unpreceded(shard, turns)
-        first = set(left)
-        self._standings[shard].behind += tuple(turn for turn in turns if turn not in first)
-        while left and room() > 0:
-            some, left = left[: room()], left[room() :]
-            await self._take(shard, some, room, begin)
-        if left:
-            self._standings[shard].rung = True
-
-    async def _unpreceded(self, shard: int, turns: tuple[Turn, ...]) -> tuple[Turn, ...]:
-        """Those that no other shard holds anything before; none where one of them cannot say."""
-        for other in range(self._shards.count):
-            if other != shard and turns:
-                answer = await self._shards.ask(other, Heads(self._namespace, turns))
-                if not isinstance(answer, Behind):
-                    return ()
-                behind = set(answer.turns)
-                turns = tuple(turn for turn in turns if turn not in behind)
-        return turns
-
-    async def _take(
-        self, shard: int, turns: tuple[Turn, ...], room: Callable[[], int], begin: Callable[[TakenIntent], None]
-    ) -> tuple[Turn, ...]:
-        """Ask one shard; returns what is due there and waits for its turn."""
+    async def _ask(self, shard: int, share: int) -> None:
         standing = self._standings[shard]
-        standing.rung = False
-        behind, standing.behind = standing.behind, ()
-        query = Take(self._namespace, None, (Kind.INTENT,), room(), self._lease_ms, self._holder, turns, behind)
+        standing.rung, standing.is_asked = False, True
+        self._reserved += share
+        try:
+            answer = await self._taken(shard, share)
+        finally:
+            standing.is_asked = False
+            self._reserved -= share
+        if answer is None:
+            standing.rung, standing.silent_until = True, self._now_ms() + SCAN_MS
+        else:
+            for taken in answer.intents:
+                self._deliverer.begin(taken)
+        # What it was asked for and did not give is room for the others.
+        self.wake()
+        if answer is not None and answer.heads:
+            await self._sort_out(shard, answer.heads)
+
+    async def _taken(self, shard: int, share: int) -> Taken | None:
+        standing = self._standings[shard]
+        turns, behind, standing.behind = standing.first, standing.behind, ()
+        query = replace(self._query, max=share, turns=turns, behind=behind)
         answer = await self._shards.ask(shard, query)
-        now = self._now_ms()
         if not isinstance(answer, Taken):
-            standing.rung, standing.silent_until = True, now + SCAN_MS
-            return ()
-        standing.next_at = math.inf if answer.next_at is None else max(answer.next_at, now + REST_MS)
+            return None
+        standing.next_at = math.inf if answer.next_at is None else max(answer.next_at, self._now_ms() + REST_MS)
         # What is due and was not claimed although there was room waits for its turn, and somebody will ring.
         standing.rung = standing.rung or (answer.more and bool(answer.intents))
-        for taken in answer.intents:
-            begin(taken)
-        return answer.heads
+        claimed = {taken.seq for taken in answer.intents}
+        is_full = len(answer.intents) >= share
+        standing.first = tuple(turn for turn in turns if turn.seq not in claimed) if is_full else ()
+        return answer
+
+    async def _sort_out(self, shard: int, heads: tuple[Turn, ...]) -> None:
+        """Find out which of a shard's heads have nothing before them anywhere; the next question claims those."""
+        standing = self._standings[shard]
+        first = await self._unpreceded(shard, heads)
+        standing.first = (*standing.first, *first)[:TURNS_MAX]
+        standing.behind = tuple(turn for turn in heads if turn not in first)
+        standing.rung = standing.rung or bool(first)
+
+    async def _unpreceded(self, shard: int, turns: tuple[Turn, ...]) -> frozenset[Turn]:
+        """Those that no other shard holds anything before; none where one of them cannot say."""
+        behind: set[Turn] = set()
+
+        async def ask(other: int) -> None:
+            answer = await self._shards.ask(other, Heads(self._query.namespace, turns))
+            behind.update(answer.turns if isinstance(answer, Behind) else turns)
+
+        async with trio.open_nursery() as nursery:
+            for other in range(self._shards.count):
+                if other != shard:
+                    nursery.start_soon(ask, other)
+        return frozenset(turns) - behind
+
+
+def query_of(namespace: str, lease_ms: int, holder: str) -> Take:
+    """What a relay asks shards for."""
+    return Take(namespace, None, (Kind.INTENT,), 0, lease_ms, holder)

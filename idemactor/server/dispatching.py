@@ -13,18 +13,14 @@ import trio
 
 from idemactor.core.commands import Cancel, Command, Watch
 from idemactor.core.keys import Identity
-from idemactor.core.limits import POLL_BYTES_MAX
 from idemactor.core.queries import FindOperation
 from idemactor.core.replies import Overloaded, Unavailable, Unknown
-from idemactor.errors import RequestError
 from idemactor.server.context import ServerContext
 from idemactor.server.operations import ask_shard, carry_out
 from idemactor.shard import errands
-from idemactor.shard.errands import NotNow, Wanted
 from idemactor.shard.mailbox import Answer
 from idemactor.wire.fields import Dialect
-from idemactor.wire.outbox import Poll, kinds_of, no_such_operation, poll_body
-from idemactor.wire.refusals import detail_of, refusal_of
+from idemactor.wire.outbox import Poll, no_such_operation, poll_body
 from idemactor.wire.requests import Scope
 
 Settled: TypeAlias = tuple[Answer, Command]
@@ -57,20 +53,11 @@ async def poll(context: ServerContext, scope: Scope, asked: Poll, dialect: Diale
     Raises:
         RequestError: No shard could answer.
     """
-    wanted = Wanted(
-        namespace=scope.namespace,
-        tenant=scope.tenant,
-        kinds=kinds_of(scope.policy.dispatch),
-        max=asked.max,
-        lease_ms=asked.visibility_ms,
-        holder=asked.holder,
-        bytes_max=POLL_BYTES_MAX,
-    )
     shards = len(context.router.shards)
     haul = await errands.poll(
         partial(ask_shard, context),
         shards,
-        wanted,
+        errands.wanted_by(asked, scope),
         wait_ms=asked.wait_ms,
         bell=context.bell,
         now_ms=context.now_ms,
@@ -78,7 +65,7 @@ async def poll(context: ServerContext, scope: Scope, asked: Poll, dialect: Diale
         is_over=lambda: context.draining,
     )
     if haul.missing is not None and not haul.answered:
-        raise _not_now(haul.missing)
+        raise errands.not_now(haul.missing)
     return poll_body(haul.intents, haul.events, dialect)
 
 
@@ -91,7 +78,7 @@ async def _find(context: ServerContext, scope: Scope, operation_id: str) -> Iden
         case None:
             raise no_such_operation()
         case Overloaded() | Unavailable():
-            raise _not_now(found)
+            raise errands.not_now(found)
 
 
 async def _settle(context: ServerContext, command: Command, handed_over: trio.Event) -> Settled:
@@ -100,9 +87,3 @@ async def _settle(context: ServerContext, command: Command, handed_over: trio.Ev
         # It was there a moment ago.
         raise no_such_operation()
     return answer, command
-
-
-def _not_now(answer: NotNow) -> RequestError:
-    refusal = refusal_of(answer)
-    assert refusal is not None
-    return RequestError(refusal.code, detail_of(answer), retry_after_ms=answer.retry_after_ms)

@@ -263,9 +263,10 @@ class _Views:
         return _response(told({"status": "ready"}))
 
     async def metrics(self) -> Response:
-        if not self._principal().may_read_metrics:
+        principal = self._principal()
+        if not principal.may_read_metrics:
             raise forbidden("this token does not read metrics")
-        return Response(await operations.exposition(self._context), content_type=METRICS_TYPE)
+        return Response(await operations.exposition(self._context, principal), content_type=METRICS_TYPE)
 
     async def openapi(self) -> Response:
         return _response(told(self._document))

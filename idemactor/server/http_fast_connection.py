@@ -70,12 +70,14 @@ class FastConnection:
 
     Attributes:
         closed: Set once the client was seen to leave: no call of its that waits is granted any more.
+        whose: The tenant of the latest request.
     """
 
     def __init__(
         self, context: ServerContext, limits: FastLimits, lane: Lane, heads: Heads, stream: trio.SocketStream
     ) -> None:
         self.closed = False
+        self.whose = ""
         self._context = context
         self._tracing = context.tracing
         self._request: Request | None = None
@@ -264,6 +266,7 @@ class FastConnection:
     def _serve(self, head: Head, body: bytes) -> None:
         try:
             principal = self._context.authenticator.from_header(head.authorization)
+            self.whose = principal.tenant
             if head.op == "batch":
                 self._batch(operations.Batch.read(self._context, principal, _batch_members(head, body), Dialect.JSON))
                 return

@@ -6,7 +6,7 @@ Nothing here knows how a request came or how its answer leaves.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -324,12 +324,22 @@ async def inspect_shards(context: ServerContext) -> list[ShardStanding]:
     ]
 
 
-async def exposition(context: ServerContext) -> bytes:
-    """The metrics: of this process, or of all workers."""
+async def exposition(context: ServerContext, principal: Principal) -> bytes:
+    """The metrics: of this process, or of all workers. A tenant's operator is told of no other tenant's keys."""
     standings = await inspect_shards(context)
+    if principal.sees_tenants is not None:
+        standings = [_of_tenant(standing, principal.sees_tenants) for standing in standings]
     if context.reports is None:
         return context.metrics.render(standings, context.now_ms())
     return merged(await context.reports(), standings, context.now_ms())
+
+
+def _of_tenant(standing: ShardStanding, tenant: str) -> ShardStanding:
+    if standing.inspected is None:
+        return standing
+    tallies = tuple((key, tally) for key, tally in standing.inspected.tallies if key[0] == tenant)
+    outbox = tuple(count for count in standing.inspected.outbox if count.tenant == tenant)
+    return replace(standing, inspected=replace(standing.inspected, tallies=tallies, outbox=outbox))
 
 
 def _inspected(replies: Replies) -> Inspected | None:

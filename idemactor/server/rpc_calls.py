@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import trio
 
 from idemactor.core.commands import Command
-from idemactor.core.replies import Reserved
+from idemactor.core.replies import Dispatched, Reserved
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import dispatching, operations
 from idemactor.server.auth import Principal, unauthenticated
@@ -22,7 +22,7 @@ from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS
 from idemactor.shard.tracing import traced
-from idemactor.wire.answers import body_of, reserved_body
+from idemactor.wire.answers import body_of, dispatched_body, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, poll_from
 from idemactor.wire.refusals import detail_of, refusal_of
@@ -88,6 +88,7 @@ class RpcCalls:
         self._link = link
         self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
+        self._epoch = context.authenticator.epoch
         self._writer = FrameWriter()
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
@@ -95,7 +96,20 @@ class RpcCalls:
     @property
     def known(self) -> bool:
         """Whether the client has proved who it is."""
+        self._keep_up()
         return self._principal is not None
+
+    @property
+    def tenant(self) -> str:
+        """Whose keys the client works on; empty where it has not said who it is."""
+        return "" if self._principal is None else self._principal.tenant
+
+    def _keep_up(self) -> None:
+        """Rights last as long as their token does, on connections that are open already, too."""
+        authenticator = self._context.authenticator
+        if self._epoch != authenticator.epoch:
+            self._epoch = authenticator.epoch
+            self._principal = authenticator.renewed(self._principal)
 
     # --------------------------------------------------------------------------------------------------- answers leave
 
@@ -133,6 +147,7 @@ class RpcCalls:
     def take(self, incoming: Sequence[Incoming]) -> None:
         """What one read brought, in order; its commands go to the router together."""
         self._batch = []
+        self._keep_up()
         for one in incoming:
             try:
                 if type(one) is Request and one.method in COMMAND_OPS:
@@ -347,6 +362,8 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
 def _frame(call: _Call, answer: Answer) -> Frame:
     if type(answer) is Reserved:
         return call.msgid, None, reserved_body(answer)
+    if type(answer) is Dispatched:
+        return call.msgid, None, dispatched_body(answer)
     refusal = refusal_of(answer)
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None

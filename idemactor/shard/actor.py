@@ -170,8 +170,8 @@ class Shard:
 
     # ------------------------------------------------------------------------------------------------ for the others
 
-    def submit(self, envelopes: Sequence[Envelope]) -> int:
-        """Put commands into the mailbox, in order; returns how many there was room for."""
+    def submit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Put commands into the mailbox, in order; returns those that there was no room for."""
         return self._mailbox.put(envelopes)
 
     @property
@@ -311,6 +311,7 @@ class Shard:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._impatient else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
+        await taking.look_up_acknowledged(self._engine, ledger, (command for _, command in commands))
         if turn.due:
             self._sweep(ledger, turn)
         for envelope, command in commands:
@@ -464,7 +465,7 @@ class Shard:
             self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
                 return
-            if len(ledger.outbox):
+            if len(ledger.outbox) or not ledger.outbox.recalled:
                 self._used_at = turn.now
                 return
             self._asleep = await self._inspect(ledger, turn.now)

@@ -16,6 +16,7 @@ import trio
 
 from idemactor.core.delivery import Kind
 from idemactor.core.keys import Identity
+from idemactor.core.limits import POLL_BYTES_MAX
 from idemactor.core.queries import (
     Behind,
     FindOperation,
@@ -29,8 +30,12 @@ from idemactor.core.queries import (
     Turn,
 )
 from idemactor.core.replies import Overloaded, Unavailable
+from idemactor.errors import RequestError
 from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Answer
+from idemactor.wire.outbox import Poll, kinds_of
+from idemactor.wire.refusals import detail_of, refusal_of
+from idemactor.wire.requests import Scope
 
 Ask: TypeAlias = Callable[[int, Query], Awaitable[Answer]]
 """Asks one shard, by its number."""
@@ -43,6 +48,13 @@ NEXT_MS_MIN: Final = 10
 """How long it waits at least for what is said to be due: it may stand behind something elsewhere."""
 
 _MS_PER_S: Final = 1_000
+
+
+def not_now(answer: NotNow) -> RequestError:
+    """What a caller is told where a shard could not answer."""
+    refusal = refusal_of(answer)
+    assert refusal is not None
+    return RequestError(refusal.code, detail_of(answer), retry_after_ms=answer.retry_after_ms)
 
 
 async def ask_all(ask: Ask, shards: Sequence[int], query: Query) -> list[Answer]:
@@ -97,6 +109,19 @@ class Wanted:
     lease_ms: int
     holder: str
     bytes_max: int
+
+
+def wanted_by(asked: Poll, scope: Scope) -> Wanted:
+    """What a poll takes in the namespace where it came."""
+    return Wanted(
+        namespace=scope.namespace,
+        tenant=scope.tenant,
+        kinds=kinds_of(scope.policy.dispatch),
+        max=asked.max,
+        lease_ms=asked.visibility_ms,
+        holder=asked.holder,
+        bytes_max=POLL_BYTES_MAX,
+    )
 
 
 @dataclass(slots=True)
@@ -195,7 +220,9 @@ async def _take_from(ask: Ask, shard: int, shards: int, wanted: Wanted, haul: Ha
         turns = tuple(turn for turn in taken.heads if turn not in behind)
         await _take(ask, shard, wanted, room, turns, tuple(behind), haul)
     else:
+        # As long as one shard cannot say, none of them has its turn: set aside they are in nobody's way.
         haul.missing = behind
+        await _take(ask, shard, wanted, room, (), taken.heads, haul)
 
 
 async def _take(

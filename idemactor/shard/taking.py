@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from idemactor.core.clock import Sequencer
+from idemactor.core.commands import AckEvent, Command
 from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.ledger import Ledger, Ticket
 from idemactor.core.limits import POLL_BYTES_MAX
@@ -54,6 +55,19 @@ async def recall(engine: Engine, ledger: Ledger[T], sequencer: Sequencer) -> Non
         outbox.recalled = True
     else:
         outbox.complete_to = rows[-1].seq
+
+
+async def look_up_acknowledged(engine: Engine, ledger: Ledger[T], commands: Iterable[Command]) -> None:
+    """While the outbox is still being read: have the events that are acknowledged, to see whose they are.
+
+    Raises:
+        StorageError: The disk cannot be read.
+    """
+    if ledger.outbox.recalled:
+        return
+    seqs = [c.seq for c in commands if isinstance(c, AckEvent) and c.seq > ledger.outbox.complete_to]
+    if seqs:
+        ledger.unread = await engine.load_events(seqs)
 
 
 async def take(engine: Engine, ledger: Ledger[T], query: Take, now: int) -> Taken:

@@ -20,12 +20,14 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from idemactor.config import ServerConfig
+from idemactor.config.reload import TokenReloader
 from idemactor.node import ready_line
 from idemactor.observability import logs
 from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
-from idemactor.server.stop import STOP_SIGNALS, ignore_from_now_on
+from idemactor.server.stop import SIGNALS, STOP_SIGNALS, Terminal, ignore_from_now_on
 from idemactor.shard.backoff import Backoff
 from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.bulletin import Bulletin
 from idemactor.supervisor.doors import bound
 from idemactor.supervisor.process import EXIT_FAILED, Child, start_child
 from idemactor.supervisor.work import BEAT_MS, READY, Epoch, Inheritance, prepare, work
@@ -66,14 +68,16 @@ class _Ended(Exception):
 def supervise(
     config: ServerConfig,
     *,
+    load: Callable[[], ServerConfig],
     announce: Callable[[str], None],
     sockets: Inherited = NO_SOCKETS,
     manager: ServiceManager = NOBODY,
 ) -> int:
-    """Serve with several workers until SIGTERM, SIGINT or SIGHUP.
+    """Serve with several workers until SIGTERM, SIGINT, or SIGHUP from a terminal that closes.
 
     Args:
         config: A valid configuration.
+        load: Reads it again, for its tokens, at any other SIGHUP. Raises: ConfigError.
         announce: Is given the ready line once every worker answers.
         sockets: Those that listen already.
         manager: Is told how it goes.
@@ -86,14 +90,15 @@ def supervise(
     """
     logs.configure(config.log.level)
     workers, server = config.server.workers, config.server
+    terminal = Terminal()
     # The signals first: one that comes while the directory is made, or is waited for, is heard afterwards.
     with _signals() as signals, DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory:
-        supervisor = _Supervisor(signals, manager)
+        supervisor = _Supervisor(signals, TokenReloader(config, load), terminal, manager)
         try:
             epoch = supervisor.prepare(config, directory)
             directory.reread()
             with bound(config, sockets) as doors, _sockets(directory, workers) as inner:
-                given = Inheritance(config, directory, doors, inner, epoch)
+                given = Inheritance(config, directory, doors, inner, epoch, supervisor.bulletin)
                 supervisor.start(given)
                 line = ready_line(*(door.common for door in doors.all()))
                 announce(line)
@@ -129,7 +134,7 @@ def _signals() -> Iterator[int]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
-    handled = (*STOP_SIGNALS, signal.SIGCHLD)
+    handled = (*SIGNALS, signal.SIGCHLD)
     before = {number: signal.signal(number, lambda *_: None) for number in handled}
     old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
@@ -170,13 +175,23 @@ class _Supervisor:
 
     Args:
         signals: See ``_signals``.
+        reloader: Reads the tokens anew.
+        terminal: Where the server was started.
         manager: Is told how it goes.
+
+    Attributes:
+        bulletin: What all workers are told.
     """
 
-    def __init__(self, signals: int, manager: ServiceManager = NOBODY) -> None:
+    def __init__(
+        self, signals: int, reloader: TokenReloader, terminal: Terminal, manager: ServiceManager = NOBODY
+    ) -> None:
         self._signals = signals
+        self._reloader = reloader
+        self._terminal = terminal
         self._manager = manager
         self._looked_ms = 0
+        self.bulletin = Bulletin()
         self._children: list[Child] = []
         self._workers: list[_Worker] = []
         self._stopping = False
@@ -350,10 +365,24 @@ class _Supervisor:
         select.select([self._signals, *talking], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             came = os.read(self._signals, _SIGNALS_MAX)
-            if not self._stopping and any(number in came for number in STOP_SIGNALS):
+            if self._stopping:
+                return
+            hung_up = signal.SIGHUP in came
+            if any(number in came for number in STOP_SIGNALS) or (hung_up and self._terminal.closed):
                 self._stopping = True
                 ignore_from_now_on()
                 raise _Stopped
+            if hung_up:
+                self._reload()
+
+    def _reload(self) -> None:
+        """Read the tokens anew, and tell all workers; one that is being started finds them by itself."""
+        tokens = self._reloader.tokens()
+        if tokens is not None:
+            self.bulletin.post(tokens)
+            for worker in self._workers:
+                if worker.child is not None:
+                    worker.child.signal(signal.SIGHUP)
 
 
 def _now_ms() -> int:

@@ -34,6 +34,7 @@ from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
+from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.server.stop import Told, told_to_stop
@@ -43,6 +44,7 @@ from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
+from idemactor.supervisor.bulletin import Bulletin
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
@@ -115,6 +117,7 @@ class Inheritance:
         doors: Where callers come in.
         sockets: Where the other workers come in, by worker.
         epoch: The time.
+        bulletin: The tokens there are now, where they are no longer the configuration's.
     """
 
     config: ServerConfig
@@ -122,10 +125,11 @@ class Inheritance:
     doors: Doors
     sockets: Sequence[socket.socket]
     epoch: Epoch
+    bulletin: Bulletin
 
 
 def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None:
-    """Be a worker until SIGTERM.
+    """Be a worker until SIGTERM. At SIGHUP it looks at the bulletin.
 
     Raises:
         StartError: A shard cannot be opened.
@@ -178,6 +182,9 @@ async def _work_until(
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
             proxy, office = make_proxy(given.config, context), make_office(given.config, context, worker)
             most = connections_max(len(mine), proxy is not None)
+            renew = functools.partial(_renew, given.bulletin, context.authenticator)
+            renew()
+            told.reload_with(renew)
             life = Life(
                 told=told,
                 drain_ms=given.config.server.drain_ms,
@@ -188,6 +195,12 @@ async def _work_until(
                 all_settled=mesh.all_settled,
             )
             await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
+
+
+def _renew(bulletin: Bulletin, authenticator: Authenticator) -> None:
+    tokens = bulletin.read()
+    if tokens is not None:
+        authenticator.replace(tokens)
 
 
 def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:

@@ -68,6 +68,7 @@ __all__ = [
     "Refusal",
     "body_of",
     "detail_of",
+    "dispatched_body",
     "dispatched_json",
     "http_status_of_code",
     "policy_body",
@@ -144,7 +145,7 @@ def body_of(  # noqa: C901 - One case for each answer.
         case Acknowledged():
             return {"result": "acknowledged"}
         case Dispatched():
-            return _dispatched(answer)
+            return dispatched_body(answer)
         case Watched():
             return _watched(answer, dialect)
         case Cancelled():
@@ -195,7 +196,8 @@ def dispatched_json(answer: Dispatched) -> bytes:
     ).encode()
 
 
-def _dispatched(answer: Dispatched) -> dict[str, object]:
+def dispatched_body(answer: Dispatched) -> dict[str, object]:
+    """The members of the answer to a dispatch; see ``body_of``."""
     return {
         "result": "accepted",
         "proceed": False,

@@ -173,7 +173,7 @@ OUTBOX_CALLS: Final = {
     ),
     "nack": (
         "Give an entry back: it is shown again, or it definitely failed",
-        ("Postponed", "Committed"),
+        ("Postponed", "Committed", "Released"),
         ("Unknown", "Stale", "AlreadyCommitted"),
     ),
 }

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeAlias
 
 from idemactor.core import limits
-from idemactor.core.commands import AckEvent, Commit, NackEvent, Postpone
+from idemactor.core.commands import AckEvent, Commit, NackEvent, Postpone, Release
 from idemactor.core.delivery import Intent, Kind, NewEvent
 from idemactor.core.keys import Identity
-from idemactor.core.policy import DispatchPolicy
+from idemactor.core.policy import DispatchPolicy, OnFailure
 from idemactor.core.queries import TakenEvent, TakenIntent
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.calls import CANCEL, OPERATION, OUTBOX
@@ -34,7 +34,7 @@ _OPERATION_ID: Final = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _DECIMAL: Final = re.compile(r"0|[1-9][0-9]{0,5}")
 
 Ack: TypeAlias = Commit | AckEvent
-Nack: TypeAlias = Commit | Postpone | NackEvent
+Nack: TypeAlias = Commit | Release | Postpone | NackEvent
 
 
 def no_such_operation() -> RequestError:
@@ -183,6 +183,9 @@ def ack_from(members: Mapping[str, object], scope: Scope, dialect: Dialect) -> A
 def nack_from(members: Mapping[str, object], scope: Scope, dialect: Dialect, now_ms: int) -> Nack:
     """Whoever fetched an entry did not deal with it: it is shown again, or it definitely failed.
 
+    What that does to the key is the namespace's to say (``on_failure``): it is committed with the outcome, or freed
+    with the reason.
+
     Args:
         members: As they came.
         scope: Who asks, and where.
@@ -198,7 +201,9 @@ def nack_from(members: Mapping[str, object], scope: Scope, dialect: Dialect, now
     if _is_event(values, "outcome", "failed", "reason"):
         return NackEvent(identity, token, due_at)
     if values.get("failed"):
-        _refuse(values, "delay_ms", "reason", because="what failed is not tried again; its outcome says why")
+        _refuse(values, "delay_ms", because="what failed is not tried again")
+        if scope.policy.dispatch.on_failure is OnFailure.RELEASE:
+            return Release(identity, token, values.get("reason"), failed=True)
         return Commit(identity, token, values.get("outcome"), failed=True)
     _refuse(values, "outcome", because="what is tried again has no outcome yet")
     return Postpone(identity, token, due_at, perhaps_sent=False, reason=values.get("reason"))

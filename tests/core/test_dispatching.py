@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from idemactor.core.commands import Cancel, Claim, Commit, Dispatch, Postpone, Release, Watch
+from idemactor.core.commands import Cancel, Claim, Commit, Dispatch, Lapse, Postpone, Release, Watch
 from idemactor.core.decide import decide
 from idemactor.core.decision import Fresh
 from idemactor.core.delivery import Ending, Intent, OperationState
@@ -28,6 +28,7 @@ from idemactor.core.replies import (
     Found,
     InDoubt,
     InFlight,
+    Lapsed,
     Mismatch,
     NotDue,
     NothingToForget,
@@ -115,6 +116,8 @@ dispatch           new    again  again  again  again  again  again  again  again
 dispatch-other     new    clash  clash  clash  clash  clash  clash  clash  clash  clash  clash  new    new    new
 dispatch-none      new    again  again  again  again  again  again  again  again  again  again  new    new    new
 claim              later  claim  later  later  later  claim  later  later  later  later  later  later  later  later
+lapse              later  later  later  later  lapse  later  later  later  later  later  later  later  later  later
+lapse-own          later  later  later  later  later  later  later  later  later  later  later  later  later  later
 postpone-match     none   same   same   same   back   back   back   back   already already already none none none
 postpone-stale     none   stale  stale  stale  stale  stale  stale  stale  already already already none none none
 cancel             none   cancel cancel locked locked locked locked locked locked locked locked again  locked locked
@@ -218,6 +221,8 @@ def send(play: Desk, row: str) -> Reply:
             return play.dispatch({"other": TWO, "none": None}.get(what, ONE))
         case "claim":
             return play.claim()
+        case "lapse":
+            return play.do(Lapse(KEY, "relay" if what == "own" else "relay-2"))
         case "postpone":
             return play.postpone(token, perhaps_sent=False)
         case "cancel" | "watch":
@@ -284,6 +289,10 @@ def check_done(play: Desk, row: str, answer: str, reply: Reply) -> None:
             assert (record.state, record.holder, record.reserved_at) == (State.PENDING, "relay", play.now)
             assert record.delivery is not None
             assert record.delivery.due_at is None
+        case "lapse":
+            assert reply == Lapsed()
+            assert (play.record.state, play.record.lease_expires_at) == (State.LAPSED, play.now)
+            assert isinstance(play.claim(), Claimed), "it waited for the lease of a relay that is gone"
         case "back":
             assert reply == Postponed(play.now + DELAY_MS)
             check_queued(play.record, attempt=1, due_at=play.now + DELAY_MS, token=play.tokens)
@@ -469,6 +478,15 @@ def test_a_destination_that_does_not_recognise_it_never_gets_it_again_unasked() 
     assert play.after(100 * HORIZON_MS).swept().state is OperationState.IN_DOUBT
 
 
+def test_what_a_relay_that_is_gone_sent_may_arrive_for_as_long_as_its_lease_would_have_lasted() -> None:
+    play = desk(recognised=False)
+    play.dispatch()
+    play.claim()
+    end = play.record.lease_expires_at
+    assert play.do(Lapse(KEY, "relay-2")) == Lapsed()
+    assert (play.record.state, play.record.lease_expires_at) == (State.LAPSED, end)
+
+
 def test_what_was_perhaps_sent_is_in_doubt_once_the_settings_say_that_nobody_recognises_it() -> None:
     play = situation("risky")
     play.policy = desk(recognised=False).policy
@@ -486,6 +504,19 @@ def test_a_lapse_counts_by_the_settings_of_today() -> None:
     assert isinstance(play.claim(), Claimed)
     assert play.record.delivery is not None
     assert play.record.delivery.perhaps_sent
+
+
+def test_a_service_that_polls_is_no_relay_and_keeps_its_lease() -> None:
+    play = desk()
+    play.dispatch()
+    play.do(Claim(KEY, LEASE_MS, "worker-7"))
+    assert play.do(Lapse(KEY, "relay-2")) == NotDue()
+
+
+def test_a_time_that_is_past_keeps_its_place() -> None:
+    play = situation("trying").after(LEASE_MS // 2)
+    assert play.postpone(play.token, perhaps_sent=False, delay_ms=-LEASE_MS) == Postponed(play.now - LEASE_MS)
+    assert isinstance(play.claim(), Claimed)
 
 
 # ---------------------------------------------------------------------------------------------- what may have arrived

@@ -164,6 +164,18 @@ def test_what_time_ended_and_is_dispatched_anew_has_a_new_place_in_line() -> Non
     assert offered(desk, take())[1] == [Turn("acme", Kind.INTENT, "a", 2)], "it kept the place of the earlier one"
 
 
+def test_what_is_dispatched_anew_behind_what_was_read_so_far_leaves_nothing_in_line() -> None:
+    """The outbox is read in pieces: the new operation comes with one that is still to be read."""
+    desk = shop()
+    desk.one(dispatch(order_key="a", expires_in_ms=10))
+    desk.one(dispatch(OTHER, "a"))
+    desk.ledger.outbox.recalled, desk.ledger.outbox.complete_to = False, 2
+    desk.now += TTL_MS + 10
+    desk.one(dispatch(order_key="a"))
+    assert offered(desk, take())[1] == [Turn("acme", Kind.INTENT, "a", 2)]
+    assert len(desk.ledger.outbox) == 1
+
+
 def test_places_in_line_are_covered_by_the_time_on_disk() -> None:
     desk = shop()
     assert desk.work.covers_ms == 0

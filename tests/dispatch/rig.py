@@ -105,6 +105,7 @@ class FakeShards:
     Attributes:
         recognised: Whether the destination recognises ids.
         silent: The shards that cannot answer.
+        slow: Those that take a second for it.
         is_dead: The process was killed: what it would still say is not heard.
     """
 
@@ -115,6 +116,7 @@ class FakeShards:
         self.bell = bell
         self.rows: list[Row] = []
         self.silent: set[int] = set()
+        self.slow: set[int] = set()
         self.latency_s = 0.001
         self.told: list[Command] = []
         self.asked: list[tuple[int, Query]] = []
@@ -147,7 +149,7 @@ class FakeShards:
 
     async def ask(self, shard: int, query: Query) -> Answer:
         self.asked.append((shard, query))
-        await trio.sleep(self.latency_s)
+        await trio.sleep(1.0 if shard in self.slow else self.latency_s)
         if shard in self.silent:
             return Unavailable(100)
         self._lapse()

@@ -308,7 +308,7 @@ async def test_the_end_is_told_until_the_shard_takes_it(autojump_clock: MockCloc
 
     async with running(destination(), answers_late) as rig:
         row = rig.shards.add("a")
-        await trio.sleep(8)
+        await trio.sleep(4)
         assert row.state == "delivering"
         rig.shards.silent = set()
         await rig.until_states("succeeded", most_s=2)
@@ -410,3 +410,48 @@ async def test_a_relay_that_is_cut_off_tells_what_it_knows(autojump_clock: MockC
         await trio.sleep(1)
     assert rig.shards.states() == {"a": "in_doubt"}
     assert now_ms() < EPOCH_MS + 3_000
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+async def test_as_many_are_under_way_as_may_be(ordered: bool, autojump_clock: MockClock) -> None:
+    async def slow(received: Received) -> None:
+        await trio.sleep(0.005)
+        await received.answer(200)
+
+    async with running(destination(), slow, shards=4) as rig:
+        # Claiming, delivering and settling take as long: 15 ms for each of 8 places.
+        rig.shards.latency_s = 0.005
+        began = trio.current_time()
+        for number in range(400):
+            rig.shards.add(str(number), shard=number % 4, order_key=f"o{number % 50}" if ordered else None)
+        await rig.until_states("succeeded", most_s=10)
+        assert trio.current_time() - began < 1.5 * 400 * 0.015 / 8
+
+
+async def test_a_line_has_its_turn_beside_a_backlog_without_order(autojump_clock: MockClock) -> None:
+    async def slow(received: Received) -> None:
+        await trio.sleep(0.1)
+        await received.answer(200)
+
+    async with running(destination(concurrency=2), slow, shards=2) as rig:
+        rows = []
+        for number in range(100):
+            order_key = "x" if number in (10, 20) else None
+            rows.append(rig.shards.add(str(number), shard=number % 2, order_key=order_key))
+            # Each was accepted a moment after the one before it.
+            await trio.sleep(0.002)
+        await rig.until_states("succeeded", most_s=60)
+        places = {operation_id: place for place, operation_id in enumerate(rig.sent())}
+        assert places[rows[10].operation_id] < 40
+        assert places[rows[20].operation_id] < 60
+
+
+async def test_a_shard_that_is_slow_holds_up_no_other(autojump_clock: MockClock) -> None:
+    async with running(destination(), answers(), shards=2) as rig:
+        rig.shards.slow = {1}
+        for number in range(20):
+            rig.shards.add(str(number), shard=0)
+        rig.shards.add("slow", shard=1)
+        await trio.sleep(0.5)
+        assert list(rig.shards.states().values()) == ["succeeded"] * 20 + ["queued"]
+        await rig.until_states("succeeded", most_s=10)

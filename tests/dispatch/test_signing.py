@@ -51,5 +51,5 @@ def test_our_own_doors_accept_it(body: bytes) -> None:
         check_signature(verify, RawRequest("POST", "/", pairs, body + b"x"), now_ms=now_ms)
 
 
-def test_without_a_secret_nothing_is_signed() -> None:
-    assert signed(BODY)[0] == ()
+def test_without_a_secret_it_is_named_and_nothing_is_signed() -> None:
+    assert [name for name, _ in signed(BODY)[0]] == ["webhook-id", "webhook-timestamp"]

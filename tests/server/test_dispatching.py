@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from idemactor.core.policy import DispatchPolicy, Policy
+from idemactor.core.policy import DispatchPolicy, OnFailure, Policy
 from tests.server.rig import START_MS, TOKENS
 from tests.server.test_http_app import Client as HttpClient
 from tests.server.test_http_app import Exchange
@@ -359,12 +359,22 @@ async def test_where_intents_are_pushed_only_events_are_fetched(autojump_clock: 
         assert [entry["kind"] for entry in entries] == ["event"]
 
 
+async def test_what_failed_frees_its_key_where_the_namespace_says_so(autojump_clock: MockClock) -> None:
+    policies = {"default": Policy(dispatch=DispatchPolicy(on_failure=OnFailure.RELEASE))}
+    async with serving_http(autojump_clock, policies=policies) as client:
+        operation_id = await dispatched(client, "k")
+        [entry] = await polled(client)
+        failed = await client.post(f"{V1}/outbox/nack", settling(entry, failed=True, reason="no such symbol"))
+        assert failed.json == {"result": "released", "repeated": False}
+        assert (await client.get(f"{V1}/operations/{operation_id}")).json["state"] == "failed"
+        assert await dispatched(client, "k", "another") != operation_id
+
+
 async def test_what_a_nack_may_say(autojump_clock: MockClock) -> None:
     async with serving_http(autojump_clock) as client:
         await dispatched(client, "k")
         [entry] = await polled(client)
         wrong: list[tuple[dict[str, Any], str]] = [
-            ({"failed": True, "reason": "no"}, "reason"),
             ({"failed": True, "delay_ms": 5}, "delay_ms"),
             ({"outcome": {"status": 200}}, "outcome"),
             ({"delay_ms": 86_400_001}, "delay_ms"),

@@ -472,7 +472,7 @@ async def test_odd_hosts(host: bytes, mock_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("op", [*HOT, "batch"])
 async def test_the_size_of_a_body(op: str, mock_clock: MockClock) -> None:
-    most = OUTCOME_BODY_BYTES_MAX if op in ("commit", "accept") else BODY_BYTES_MAX
+    most = OUTCOME_BODY_BYTES_MAX if op in ("commit", "accept", "dispatch") else BODY_BYTES_MAX
     path = "/v1/batch" if op == "batch" else f"/v1/default/{op}"
     start = b'{"nonsense":1}'
     await agree(mock_clock, post(path, start + b" " * (most - len(start))), status=400)
@@ -544,6 +544,8 @@ async def test_overload_failure_and_shutdown(op: str, mock_clock: MockClock) -> 
     members: dict[str, Any] = {"key": "k"} if op in ("reserve", "accept") else {"key": "k", "token": 1}
     if op == "extend":
         members["lease_ms"] = 5
+    if op == "dispatch":
+        members = {"key": "k", "intent": {"body": "do it"}}
     request = call(op, **members)
     if op == "batch":
         request = post("/v1/batch", {"ops": [{"op": "accept", "namespace": "default", "key": "k"}]})
@@ -552,7 +554,7 @@ async def test_overload_failure_and_shutdown(op: str, mock_clock: MockClock) -> 
     await agree(mock_clock, request, request, status=status, drained=True)
     if op != "batch":
         assert b"retry-after: 1" in full.fast[0][1]
-    if op in ("reserve", "accept", "batch"):
+    if op in ("reserve", "accept", "dispatch", "batch"):
         await agree(mock_clock, request, status=status, failing=True)
 
 

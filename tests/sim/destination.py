@@ -73,7 +73,7 @@ class Destination:
         self, identity: Identity, operation_id: str, order_key: str | None, answer: list[Said], there: trio.Event
     ) -> None:
         rng = self.rng
-        lost, silent = rng.random() < 0.08, rng.random() < 0.12
+        lost, silent = rng.random() < 0.08, rng.random() < 0.2
         await trio.sleep(0.001 if self.calm else rng.choice((0, 0.003, 0.02, rng.random() * FLIGHT_S)))
         if lost and not self.calm:
             return
@@ -84,13 +84,13 @@ class Destination:
 
     def _do(self, identity: Identity, operation_id: str, order_key: str | None) -> Said:
         roll = 1.0 if self.calm else self.rng.random()
-        if roll < 0.2:
+        if roll < 0.3:
             # Who has too much to do says so before it looks.
             return Said.REFUSED
         known = self.answers.get(operation_id)
         if known is not None and identity.namespace == SAFE:
             return known
-        said = Said.FAILED if roll < 0.26 else Said.DONE
+        said = Said.FAILED if roll < 0.36 else Said.DONE
         self.answers[operation_id] = said
         if said is Said.DONE:
             self.executions.append(Execution(len(self.executions), identity, operation_id, order_key))

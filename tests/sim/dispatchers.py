@@ -38,7 +38,7 @@ class Dispatcher(Caller):
             (8, self.dispatch),
             (2, self.repeat),
             (3, self.watch),
-            (2, self.cancel),
+            (3, self.cancel),
         ]
         while not self.server.stopping:
             await trio.sleep(self.rng.random() * 0.04)

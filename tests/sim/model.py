@@ -22,6 +22,7 @@ from idemactor.core.commands import (
     Extend,
     Forget,
     Get,
+    Lapse,
     NackEvent,
     Postpone,
     Release,
@@ -153,7 +154,7 @@ def _answer(state: State, command: Command, policy: Policy, now: int, reply: Rep
             return _get(state, reply)
         case Commit() | Release() | Extend() | Doubt() | Resolve():
             return _end(state, command, policy, now)
-        case Forget() | Dispatch() | Claim() | Postpone() | Cancel() | Watch() | AckEvent() | NackEvent():
+        case Forget() | Dispatch() | Claim() | Lapse() | Postpone() | Cancel() | Watch() | AckEvent() | NackEvent():
             raise NotImplementedError
         case _:
             assert_never(command)

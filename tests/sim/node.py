@@ -86,7 +86,7 @@ class SimShard(Shard):
 
     def forgotten(self) -> list[Op]:
         """Ops of this shard that were not answered and that it knows nothing of."""
-        known = {envelope.sink for envelope in (*self._mailbox._queue, *self.in_hand)}
+        known = {envelope.sink for envelope in (*self._mailbox, *self.in_hand)}
         if self._ledger is not None:
             known |= {waiter.ticket.sink for queue in self._ledger._waiters.values() for waiter in queue}
             known |= {envelope.sink for envelope, _ in self._ledger._work.replies}
@@ -96,7 +96,7 @@ class SimShard(Shard):
     async def _compare(self, ledger: Ledger[Envelope], now: int) -> None:
         assert isinstance(self._engine, MemoryEngine)
         disk = self._engine.disk
-        rows = await self._engine.outbox()
+        rows = await self._engine.outbox(0, len(disk.entries) + len(disk.events))
         self.history.violations += outbox_is_disk.differences(ledger, disk, rows, now)
         self.history.violations += memory_is_disk.differences(ledger, disk)
         self.history.violations += tallies.differences(disk)

@@ -21,7 +21,7 @@ from idemactor.core.commands import (
     Resolve,
     Verdict,
 )
-from idemactor.core.delivery import Kind, NewEvent
+from idemactor.core.delivery import RELAY, Kind, NewEvent
 from idemactor.core.keys import Identity
 from idemactor.core.queries import (
     Behind,
@@ -69,6 +69,7 @@ class Hub(Server, Protocol):
     """What relays know of the world."""
 
     destination: Destination
+    incarnation: int
     shown: list[tuple[str, TakenEvent]]
 
     @property
@@ -82,16 +83,21 @@ class Hub(Server, Protocol):
     def now_ms(self) -> int:
         """The server's time."""
 
+    async def present(self) -> None:
+        """Wait for a node."""
+
     async def ask(self, shard: int, query: Query) -> Answer | None:
         """Ask a shard; None where the node died first."""
 
 
 class Relay(Caller):
-    """One relay of one namespace; several may be at it, as when an old process has not noticed that it is replaced."""
+    """One relay of one namespace, which lives and dies with the node, or a service that polls beside it."""
 
-    def __init__(self, name: str, hub: Hub, rng: Random, namespace: str, nursery: trio.Nursery) -> None:
+    def __init__(
+        self, name: str, hub: Hub, rng: Random, namespace: str, nursery: trio.Nursery, *, inside: bool
+    ) -> None:
         super().__init__(name, hub, rng)
-        self.hub, self.namespace, self.nursery = hub, namespace, nursery
+        self.hub, self.namespace, self.nursery, self.inside = hub, namespace, nursery, inside
         self.settled: list[Command] = []
 
     async def run(self) -> None:
@@ -100,9 +106,9 @@ class Relay(Caller):
             for shard in range(self.hub.shard_count):
                 await self.take(shard)
             await trio.sleep(self.rng.random() * (0.5 if self.server.stopping else 0.04))
-            if self.settled and not self.server.stopping and self.rng.random() < 0.15:
+            if self.settled and not self.server.stopping and self.rng.random() < 0.4:
                 # What was said long ago comes once more: an answer was lost, or a packet went astray.
-                await self.one(self.rng.choice(self.settled[-6:]))
+                await self.one(self.rng.choice(self.settled[-12:]))
 
     # ---------------------------------------------------------------------------------------------------- the taker
 
@@ -126,35 +132,41 @@ class Relay(Caller):
     async def _take(self, shard: int, turns: tuple[Turn, ...], behind: tuple[Turn, ...]) -> Taken | None:
         lease_ms = self.rng.choice(LEASES)
         most = self.rng.choice((1, 3, 50))
+        await self.hub.present()
+        life = self.hub.incarnation
+        holder = f"{RELAY}-{life}" if self.inside else self.name
         query = Take(
-            self.namespace, None, (Kind.INTENT, Kind.EVENT), most, lease_ms, self.name, turns=turns, behind=behind
+            self.namespace, None, (Kind.INTENT, Kind.EVENT), most, lease_ms, holder, turns=turns, behind=behind
         )
         until = trio.current_time() + lease_ms / 1_000
         answer = await self.hub.ask(shard, query)
-        if not isinstance(answer, Taken) or self._dies():
+        if not isinstance(answer, Taken) or self._dies(life):
             return None
         for intent in answer.intents:
-            self.nursery.start_soon(self.deliver, intent, until)
+            self.nursery.start_soon(self.deliver, intent, until, life)
         for event in answer.events:
             self.nursery.start_soon(self.consume, event)
         return answer
 
-    def _dies(self) -> bool:
+    def _dies(self, life: int) -> bool:
+        if self.inside and self.hub.incarnation != life:
+            return True
         return not self.server.stopping and self.rng.random() < 0.06
 
     # ------------------------------------------------------------------------------------------------- what it does
 
-    async def deliver(self, taken: TakenIntent, until: float) -> None:
+    async def deliver(self, taken: TakenIntent, until: float, life: int) -> None:
         """Deliver one, and say what became of it, unless it dies over it."""
         if not self.server.stopping:
             await trio.sleep(self.rng.choice((0, 0, 0.002, 0.04, 0.2)))
-        if trio.current_time() >= until or self._dies():
+        if trio.current_time() >= until or self._dies(life):
             return
         said = await self.hub.destination.receive(taken.identity, taken.operation_id, taken.order_key)
-        if self._dies():
+        if self._dies(life):
             return
         command = self.settling(taken, said)
-        self.settled.append(command)
+        if isinstance(command, Postpone) or self.rng.random() < 0.3:
+            self.settled.append(command)
         await self.persist(command)
 
     def settling(self, taken: TakenIntent, said: Said | None) -> Command:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
+from unittest import mock
 
 import trio
 from trio.testing import MockClock
@@ -17,6 +18,7 @@ from idemactor.core.commands import Command
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.policy import DispatchPolicy, OnDoubt, OnLeaseExpiry, Policy
 from idemactor.core.queries import Query, TakenEvent
+from idemactor.shard import taking
 from idemactor.shard.actor import ShardSettings
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.storage.base import Batch, CommitResult
@@ -56,6 +58,7 @@ class World:
     stopping: bool = False
     dispatching: bool = False
     recognised: bool = True
+    incarnation: int = 0
     destination: Destination = field(default_factory=lambda: Destination(Random(0)))
     dispatches: History = field(default_factory=History)
     questions: set[Question] = field(default_factory=set)
@@ -78,10 +81,15 @@ class World:
         node.router.route([Envelope(op.command, op, None) for op in ops])
         return ops
 
-    async def ask(self, shard: int, query: Query) -> Answer | None:
-        """Ask a shard beside the state table, as soon as there is a node; None where the node died first."""
+    async def present(self) -> None:
+        """Wait for a node."""
         while self.node is None:
             await self.up.wait()
+
+    async def ask(self, shard: int, query: Query) -> Answer | None:
+        """Ask a shard beside the state table, as soon as there is a node; None where the node died first."""
+        await self.present()
+        assert self.node is not None
         question = Question(query)
         self.questions.add(question)
         self.node.router.ask(shard, Envelope(query, question, None))
@@ -110,7 +118,8 @@ class World:
             nursery.start_soon(Dispatcher(f"d{number}", self, rng).run)
         for namespace in (SAFE, BLIND):
             for number in range(rng.randint(1, 2)):
-                nursery.start_soon(Relay(f"{namespace}{number}", self, rng, namespace, nursery).run)
+                relay = Relay(f"{namespace}{number}", self, rng, namespace, nursery, inside=number == 0)
+                nursery.start_soon(relay.run)
         nursery.start_soon(Reconciler("reconciler", self, rng).run)
 
     def _policies(self) -> dict[str, Policy]:
@@ -167,6 +176,7 @@ class World:
         for shard in self.node.shards:
             self.history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
         self.node, self.up = None, trio.Event()
+        self.incarnation += 1
         shards.cancel()
         for op in (*self.history.ops, *self.dispatches.ops):
             op.break_off()
@@ -257,5 +267,6 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: 
         destination=Destination(rng),
     )
     world.dispatches.deciding_ms = world.history.deciding_ms
-    trio.run(world.live, clock=MockClock(autojump_threshold=0))
+    with mock.patch.object(taking, "RECALLED_AT_A_TIME", 1 + seed % 3 if dispatching else taking.RECALLED_AT_A_TIME):
+        trio.run(world.live, clock=MockClock(autojump_threshold=0))
     return world

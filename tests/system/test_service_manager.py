@@ -172,6 +172,22 @@ def test_doors_that_were_passed_on_outlive_the_server(home: Path, workers: int) 
             assert server.terminate() == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_reload_knows_the_sockets_that_were_passed_on(home: Path, workers: int) -> None:
+    """They belong to the configuration as it was read at the start: nothing but a token is new in it."""
+    with listening() as http, activated(home, "http", [http], workers) as server:
+        with HttpClient(server.http) as client:
+            assert client.call("reserve", key="k").status == 201
+            config = server.config_path.read_text()
+            members = f'sha256 = "{"a" * 64}"\ntenant = "acme"\nnamespaces = ["*"]\nrole = "caller"\n'
+            server.config_path.write_text(f"{config}\n[auth.tokens.ann]\n{members}")
+            server.signal(signal.SIGHUP)
+            eventually(lambda: client.call("reserve", key="k").status == 401)
+        assert "tokens_reloaded" in server.log
+        assert "settings_not_reloaded" not in server.log
+        assert server.terminate() == 0
+
+
 @pytest.mark.parametrize(
     ("names", "words"), [("web", "FileDescriptorName="), ("", "FileDescriptorName="), ("http:http", "LISTEN_FDS")]
 )
@@ -256,6 +272,7 @@ def test_the_unit_fits_the_server() -> None:
     service = unit("idemactor.service")["Service"]
     assert service["Type"] == "notify"
     assert service["KillMode"] == "mixed"
+    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     # A stop ends by itself before it is ended, and a worker that hangs is the supervisor's before it is the watchdog's.
     assert int(service["TimeoutStopSec"]) * 1_000 > DRAIN_MS_DEFAULT + 5_000
     assert int(service["WatchdogSec"]) * 1_000 > 2 * HANG_MS_DEFAULT

@@ -30,6 +30,7 @@ from idemactor.core.replies import (
     Completed,
     Found,
     InFlight,
+    Lapsed,
     NotDue,
     NothingToForget,
     OutboxFull,
@@ -65,6 +66,7 @@ PAGES = (
     Inspected((), None, 0, 0),
     Claimed(7, 1, 20),
     NotDue(),
+    Lapsed(),
     Taken((), (), (), None, more=False),
     Behind(()),
     OperationAt(None),
@@ -315,7 +317,6 @@ def test_the_policy_has_the_settings_under_their_names() -> None:
         "unavailable_after_ms": 2_000,
         "outcome_max_bytes": 65_536,
         "records_max": 10_000_000,
-        "dispatch": {"pushed": False, "recognised": True, "horizon_ms": 86_400_000, "intent_max_bytes": 262_144},
     }
     assert isinstance(published, dict)
     assert published["lease_ms_max"] == limits.LEASE_MS_MAX

@@ -49,6 +49,8 @@ _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host")
 _NOT_TRUSTED: Final = re.compile(r"x-forwarded-.*|forwarded|x-real-ip|x-original-url|x-rewrite-url")
 """What only a proxy may say; the last two would have an upstream serve another path than the route was found by."""
 
+_BREAKS_OUT: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+"""What no value may hold (RFC 9110, section 5.5): with an end of a line in it, it would be a field of its own."""
 _BARE_KEY: Final = re.compile(r"[!#-+\--:<-~]+")
 _QUOTABLE: Final = re.compile(r"[ -~]+")
 
@@ -194,7 +196,11 @@ def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pair
 def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
     """What can leave of stored fields, which may have come over another door: no framing, and nothing malformed."""
     return tuple(
-        pair for pair in headers if pair[0].lower() not in NEVER_REPLAYED and TOKEN.fullmatch(pair[0]) is not None
+        (name, value)
+        for name, value in headers
+        if name.lower() not in NEVER_REPLAYED
+        and TOKEN.fullmatch(name) is not None
+        and _BREAKS_OUT.search(value) is None
     )
 
 

@@ -16,10 +16,12 @@ Shown = dict[int, tuple[object, int, str | None, int | None]]
 def differences(ledger: Ledger[Envelope], disk: MemoryDisk, rows: list[Open], now_ms: int) -> list[str]:
     """What differs after a batch; ``rows`` is what the engine would bring back."""
     fresh = Outboxes(ledger.outbox._policies)
-    for row in rows:
+    there = rows if ledger.outbox.recalled else [row for row in rows if row.seq <= ledger.outbox.complete_to]
+    for row in there:
         fresh.recall(
             row.kind, row.id, row.tenant, row.namespace, row.seq, row.order_key, row.state, row.lease_expires_at,
             row.due_at,
+            row.holder,
         )  # fmt: skip
     memory, stored = _content(ledger.outbox._index), _content(fresh._index)
     found = [f"in memory alone: {memory[n]}" for n in memory.keys() - stored.keys()]
