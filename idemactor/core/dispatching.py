@@ -35,6 +35,7 @@ from idemactor.core.lifetimes import (
     doubted,
     entry_with,
     freed,
+    is_meant,
     known,
     may_take_over,
     sticking,
@@ -277,6 +278,8 @@ def postpone(
     """The attempt is over, and the operation waits for the next one."""
     if entry is None or record is None:
         return Decision(Unknown())
+    if not is_meant(record, command.operation_id):
+        return Decision(Stale(record.attempt))
     if record.state is State.COMMITTED:
         return Decision(already_committed(record))
     delivery = record.delivery

@@ -35,6 +35,7 @@ from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, policy_body
 from idemactor.wire.calls import KEY
 from idemactor.wire.fields import text_reader
+from idemactor.wire.intents import out_of_line
 from idemactor.wire.listings import Walk, acknowledge_from, incidents_walk, records_walk
 from idemactor.wire.problems import problem
 from idemactor.wire.refusals import detail_of, refusal_of
@@ -140,7 +141,10 @@ class Batch:
             raise InvalidRequest("a batch has ops and nothing else", field=unknown)
         if len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
-        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)
+        items = [_read_item(context, principal, op, dialect) for op in ops]
+        for place, error in out_of_line([item.command for item in items]).items():
+            items[place] = replace(items[place], command=None, error=error)
+        return cls(tuple(items), dialect)
 
     @property
     def commands(self) -> list[Command]:

@@ -311,7 +311,7 @@ class Shard:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._impatient else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
-        await taking.look_up_acknowledged(self._engine, ledger, (command for _, command in commands))
+        await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))
         if turn.due:
             self._sweep(ledger, turn)
         for envelope, command in commands:
