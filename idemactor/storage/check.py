@@ -21,19 +21,19 @@ import apsw
 from idemactor.core.keys import Identity, identity_hash, shard_of, worker_of
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import check_sql, journal_file, schema
-from idemactor.storage.directory import (
+from idemactor.storage.directory import explain, lock
+from idemactor.storage.journal_file import Held
+from idemactor.storage.journal_rows import decode
+from idemactor.storage.layout import (
     LOCK_NAME,
     META_NAME,
     Meta,
-    explain,
     journal_name,
-    lock,
     lock_name,
     read_meta,
     shard_name,
+    unfinished_sets,
 )
-from idemactor.storage.journal_file import Held
-from idemactor.storage.journal_rows import decode
 from idemactor.storage.sqlite_create import check_version
 
 EXAMPLES_MAX: Final = 5
@@ -113,13 +113,14 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
         raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
     reports: list[ShardReport] = []
     findings: list[Finding] = []
-    journals = {name: _journal(path / name, findings) for name in _journal_names(meta)}
+    home = meta.home(path)
+    journals = {name: _journal(home / name, findings) for name in meta.journals()}
     for shard in range(meta.shards):
         _lock_if_there(path / lock_name(shard), locks)
         try:
             journal = journals[journal_name(worker_of(shard, meta.workers), meta.workers)]
             held = journal.get(shard, Held()) if journal is not None else None
-            checked = _Shard(path / shard_name(shard), shard, meta.shards, held)
+            checked = _Shard(home / shard_name(shard), shard, meta, held)
             report = checked.run()
         except (apsw.Error, StorageError, OSError) as error:
             findings.append(Finding(shard, Severity.ERROR, f"cannot be read: {error}"))
@@ -130,13 +131,9 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
     return Report(path, tuple(reports), tuple(findings))
 
 
-def _journal_names(meta: Meta) -> list[str]:
-    return [journal_name(worker, meta.workers) for worker in range(meta.workers)]
-
-
 def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:
     """Batches and files that belong to nobody here."""
-    for worker, name in enumerate(_journal_names(meta)):
+    for worker, name in enumerate(meta.journals()):
         for shard in sorted(journals[name] or {}):
             if shard >= meta.shards:
                 what = f"{name} has batches of shard {shard}, which is none of the {meta.shards} shards"
@@ -144,11 +141,15 @@ def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held]
             elif worker_of(shard, meta.workers) != worker:
                 what = f"{name} has batches of shard {shard}, which is another worker's"
                 yield Finding(None, Severity.ERROR, what)
+    home = meta.home(path)
     known = {shard_name(shard) for shard in range(meta.shards)}
-    for extra in sorted({file.name for file in path.glob("shard-*.db")} - known):
+    for extra in sorted({file.name for file in home.glob("shard-*.db")} - known):
         yield Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards")
-    for extra in sorted({file.name for file in path.glob("journal*.db")} - journals.keys()):
+    for extra in sorted({file.name for file in home.glob("journal*.db")} - journals.keys()):
         what = f"{extra} is of another number of workers than the {meta.workers} of before, and not needed any more"
+        yield Finding(None, Severity.WARNING, what)
+    for unfinished in unfinished_sets(path, meta.files):
+        what = f"{unfinished.name} is of a reshard, restore or import that did not come to its end; run it once more"
         yield Finding(None, Severity.WARNING, what)
 
 
@@ -203,12 +204,13 @@ def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
 class _Shard:
     """One file's check."""
 
-    def __init__(self, path: Path, shard: int, shards: int, journal: Held | None) -> None:
+    def __init__(self, path: Path, shard: int, meta: Meta, journal: Held | None) -> None:
         self._journal = journal
         self.findings: list[Finding] = []
         self._path = path
         self._number = shard
-        self._shards = shards
+        self._shards = meta.shards
+        self._merged = meta.merged
 
     def run(self) -> ShardReport:
         with open_untouched(self._path) as connection:
@@ -276,7 +278,7 @@ class _Shard:
         return last_token, latest_ms, journal_seq
 
     def _queries(self, connection: apsw.Connection, last_token: int, latest_ms: int) -> None:
-        bindings = {"last_token": last_token, "latest_ms": latest_ms}
+        bindings = {"last_token": last_token, "latest_ms": latest_ms, "merged": self._merged}
         for what, sql in check_sql.IMPOSSIBLE.items():
             ids = [row[0] for row in connection.execute(sql, bindings)]
             self._report_ids(what, ids)

@@ -162,13 +162,14 @@ CREATE TABLE incidents (
     namespace TEXT NOT NULL,
     key TEXT NOT NULL,
     operation_id TEXT NOT NULL,
-    token INTEGER NOT NULL UNIQUE,
+    token INTEGER NOT NULL,
     present_token INTEGER,
     at INTEGER NOT NULL,
     status INTEGER,
     headers TEXT,
     body BLOB,
-    omitted INTEGER
+    omitted INTEGER,
+    UNIQUE (token, tenant, namespace, key)
 ) STRICT;
 CREATE INDEX incidents_listings ON incidents (tenant, namespace, id);
 CREATE TABLE tallies (
@@ -227,7 +228,8 @@ ALTER TABLE records ADD COLUMN tomb_ending INTEGER;
 {_ADDED_IN_2}
 UPDATE meta SET format = {FORMAT};
 """
-"""What brings a file of format 1 to the present one; no row is rewritten, and nothing tells it from a new one."""
+"""What brings a file of format 1 to the present one; no row is rewritten, and nothing tells it from a new one but that
+two of its incidents cannot have one token, which they only have where shards were merged into new files."""
 
 
 def _insert(table: str, columns: tuple[str, ...]) -> str:
@@ -287,7 +289,8 @@ _INCIDENT_ROW: Final = INCIDENT_COLUMNS + OUTCOME_COLUMNS
 INSERT_INCIDENT: Final = (
     f"INSERT INTO incidents ({', '.join(_INCIDENT_ROW)})"
     f" SELECT {', '.join(f'?{n}' for n in range(1, len(_INCIDENT_ROW) + 1))}"
-    f" WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE token = ?{INCIDENT_COLUMNS.index('token') + 1})"
+    f" WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE token = ?{INCIDENT_COLUMNS.index('token') + 1}"
+    " AND tenant = ?1 AND namespace = ?2 AND key = ?3)"
 )
 DELETE_INCIDENT: Final = "DELETE FROM incidents WHERE id = ?"
 _INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
