@@ -29,6 +29,8 @@ class Exit(enum.IntEnum):
     QUOTA = 19
     LEASE_LOST = 20
     UNTOLD = 21
+    CONFLICT = 22
+    DAMAGED = 23
     CANNOT_EXECUTE = 126
     NO_SUCH_COMMAND = 127
 
@@ -54,6 +56,8 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.QUOTA: "the namespace is full",
     Exit.LEASE_LOST: "run: the lease was lost, and the command was ended for it",
     Exit.UNTOLD: "run: the command ended, and the server could not be told how",
+    Exit.CONFLICT: "import: keys are there already, with something else",
+    Exit.DAMAGED: "backup, restore, ...: what was read is damaged",
     Exit.CANNOT_EXECUTE: "run: the command cannot be executed",
     Exit.NO_SUCH_COMMAND: "run: there is no such command",
 }

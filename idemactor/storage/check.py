@@ -11,7 +11,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -34,6 +34,7 @@ from idemactor.storage.layout import (
     shard_name,
     unfinished_sets,
 )
+from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sqlite_create import check_version
 
 EXAMPLES_MAX: Final = 5
@@ -92,7 +93,7 @@ class Report:
         return all(finding.severity is not Severity.ERROR for finding in self.findings)
 
 
-def check_directory(path: Path) -> Report:
+def check_directory(path: Path, progress: Progress = silent) -> Report:
     """Look at every file of a data directory that no server uses.
 
     Raises:
@@ -100,23 +101,32 @@ def check_directory(path: Path) -> Report:
     """
     with contextlib.ExitStack() as locks:
         try:
-            return _check(path, locks)
+            _lock_if_there(path / LOCK_NAME, locks)
+            meta = read_meta(path)
+            if meta is None:
+                raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+            for shard in range(meta.shards):
+                _lock_if_there(path / lock_name(shard), locks)
+            report = check_files(meta.home(path), meta, progress)
+            return replace(report, path=path, findings=(*report.findings, *_unfinished(path, meta)))
         except OSError as error:
             raise explain(path, error) from error
     raise AssertionError("an exit stack swallows nothing")
 
 
-def _check(path: Path, locks: contextlib.ExitStack) -> Report:
-    _lock_if_there(path / LOCK_NAME, locks)
-    meta = read_meta(path)
-    if meta is None:
-        raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+def check_files(home: Path, meta: Meta, progress: Progress = silent) -> Report:
+    """Look at a set of files that nobody uses.
+
+    Args:
+        home: Where they are.
+        meta: What the directory says, or is to say, of them.
+        progress: Is told of every shard.
+    """
     reports: list[ShardReport] = []
     findings: list[Finding] = []
-    home = meta.home(path)
     journals = {name: _journal(home / name, findings) for name in meta.journals()}
     for shard in range(meta.shards):
-        _lock_if_there(path / lock_name(shard), locks)
+        progress("shards checked", shard, meta.shards)
         try:
             journal = journals[journal_name(worker_of(shard, meta.workers), meta.workers)]
             held = journal.get(shard, Held()) if journal is not None else None
@@ -127,11 +137,17 @@ def _check(path: Path, locks: contextlib.ExitStack) -> Report:
             continue
         findings += checked.findings
         reports.append(report)
-    findings += _strangers(path, meta, journals)
-    return Report(path, tuple(reports), tuple(findings))
+    findings += _strangers(home, meta, journals)
+    return Report(home, tuple(reports), tuple(findings))
 
 
-def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:
+def _unfinished(path: Path, meta: Meta) -> Iterator[Finding]:
+    for unfinished in unfinished_sets(path, meta.files):
+        what = f"{unfinished.name} is of a reshard, restore or import that did not come to its end; run it once more"
+        yield Finding(None, Severity.WARNING, what)
+
+
+def _strangers(home: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:
     """Batches and files that belong to nobody here."""
     for worker, name in enumerate(meta.journals()):
         for shard in sorted(journals[name] or {}):
@@ -141,15 +157,11 @@ def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held]
             elif worker_of(shard, meta.workers) != worker:
                 what = f"{name} has batches of shard {shard}, which is another worker's"
                 yield Finding(None, Severity.ERROR, what)
-    home = meta.home(path)
     known = {shard_name(shard) for shard in range(meta.shards)}
     for extra in sorted({file.name for file in home.glob("shard-*.db")} - known):
         yield Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards")
     for extra in sorted({file.name for file in home.glob("journal*.db")} - journals.keys()):
         what = f"{extra} is of another number of workers than the {meta.workers} of before, and not needed any more"
-        yield Finding(None, Severity.WARNING, what)
-    for unfinished in unfinished_sets(path, meta.files):
-        what = f"{unfinished.name} is of a reshard, restore or import that did not come to its end; run it once more"
         yield Finding(None, Severity.WARNING, what)
 
 

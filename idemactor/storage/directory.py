@@ -16,7 +16,7 @@ import fcntl
 import os
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -386,3 +386,16 @@ def explain(path: Path, error: OSError) -> StartError:
     else:
         why = _WAYS_OUT.get(error.errno or 0, os.strerror(error.errno or 0))
     return StartError(f"data directory {path} cannot be used: {why} ({error})")
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """What the operating system or SQLite refuses, as a sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise explain(Path(error.filename or path), error) from error
+    except apsw.FullError as error:
+        raise StartError(f"the disk is full; free some space and try again ({error})") from error
+    except apsw.Error as error:
+        raise StorageError(f"a file cannot be read or written: {error}") from error

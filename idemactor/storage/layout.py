@@ -20,6 +20,8 @@ from idemactor.storage.sqlite_create import sync_directory
 
 META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
+MADE_NAME: Final = "made.json"
+"""What made a set of files, and what it took the place of: for whoever looks at it later."""
 META_FORMAT: Final = 2
 """The version of the layout of the directory; a newer one is refused."""
 META_FORMAT_PLAIN: Final = 1

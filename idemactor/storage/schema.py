@@ -271,12 +271,12 @@ _ENTRY: Final = ", ".join(f"records.{name}" for name in ENTRY_COLUMNS)
 _OUTCOME: Final = ", ".join(OUTCOME_COLUMNS)
 _DELIVERY: Final = ", ".join(f"deliveries.{name}" for name in DELIVERY_COLUMNS)
 JOIN_DELIVERY: Final = "LEFT JOIN deliveries ON deliveries.id = records.id AND records.has_delivery = 1"
-_LOADED: Final = (
+SELECT_LOADED: Final = (
     f"SELECT {_ENTRY}, {_DELIVERY}, {_OUTCOME} FROM records"
     f" LEFT JOIN outcomes ON outcomes.id = records.id AND records.has_outcome = 1 {JOIN_DELIVERY}"
 )
-SELECT_BY_HASH: Final = f"{_LOADED} WHERE records.hash = ?"
-SELECT_BY_ID: Final = f"{_LOADED} WHERE records.id = ?"
+SELECT_BY_HASH: Final = f"{SELECT_LOADED} WHERE records.hash = ?"
+SELECT_BY_ID: Final = f"{SELECT_LOADED} WHERE records.id = ?"
 SELECT_LISTING: Final = f"SELECT {_ENTRY}, {_DELIVERY} FROM records"
 SELECT_ALARMS: Final = (
     "SELECT alarm_at, tenant, namespace, key FROM records INDEXED BY records_alarms"
@@ -293,9 +293,9 @@ INSERT_INCIDENT: Final = (
     " AND tenant = ?1 AND namespace = ?2 AND key = ?3)"
 )
 DELETE_INCIDENT: Final = "DELETE FROM incidents WHERE id = ?"
-_INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
-SELECT_INCIDENTS: Final = f"{_INCIDENT} WHERE tenant = ? AND namespace = ? AND id > ? ORDER BY id LIMIT ?"
-SELECT_INCIDENT: Final = f"{_INCIDENT} WHERE id = ?"
+SELECT_ANY_INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
+SELECT_INCIDENTS: Final = f"{SELECT_ANY_INCIDENT} WHERE tenant = ? AND namespace = ? AND id > ? ORDER BY id LIMIT ?"
+SELECT_INCIDENT: Final = f"{SELECT_ANY_INCIDENT} WHERE id = ?"
 
 UPSERT_TALLY: Final = _upsert("tallies", ("tenant", "namespace"), ("tenant", "namespace"), TALLY_COLUMNS)
 DELETE_TALLY: Final = "DELETE FROM tallies WHERE tenant = ? AND namespace = ?"
