@@ -24,18 +24,18 @@ from idemactor.storage.layout import (
     LOCK_NAME,
     MADE_NAME,
     META_NAME,
-    SETS_MAX,
     Meta,
     read_meta,
     set_path,
     shard_name,
+    unfinished,
     unfinished_sets,
     write_meta,
     write_whole,
 )
-from idemactor.storage.owner import own_as
 from idemactor.storage.progress import Progress
 from idemactor.storage.schema import SELECT_META
+from idemactor.storage.sets import next_set, note_of, switch
 from idemactor.storage.sqlite_create import sync_directory
 from idemactor.storage.tokens import leap, token_at
 
@@ -142,11 +142,9 @@ def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = 
         if (digests := _read_digests(source)) is not None:
             _compare(source, digests, progress)
         before = _take_target(target, locks, replaced=replaced)
-        files = 1 if before is None else before.files + 1
-        if files > SETS_MAX:
-            raise StartError(f"data directory {target} has had {SETS_MAX} sets of files; restore to a new directory")
-        for unfinished in unfinished_sets(target, files - 1):
-            shutil.rmtree(unfinished)
+        files = next_set(target, before)
+        for left in unfinished_sets(target, files - 1):
+            shutil.rmtree(left)
         home = set_path(target, files)
         home.mkdir(mode=DIRECTORY_MODE)
         locks.callback(_discard_unless_named, target, files)
@@ -156,12 +154,9 @@ def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = 
         token = _leap(home, copied, taken_ms, last)
         meta = replace(meta_of_copy(copied), files=files, copied_ms=None)
         _prove(home, meta)
-        note = {"made_by": "restore", "at_ms": wall_ms(), "taken_ms": taken_ms, "replaced": _note(before)}
+        note = {"made_by": "restore", "at_ms": wall_ms(), "taken_ms": taken_ms, "replaced": note_of(before)}
         write_whole(home / MADE_NAME, json.dumps(note).encode() + b"\n")
-        own_as(target, target)
-        sync_directory(target)
-        write_meta(target, meta)
-        own_as(target / META_NAME, target)
+        switch(target, home, meta)
         kept = None if before is None else before.home(target)
         return Restored(home, meta.shards, taken_ms, last[1] or wall_ms(), token + 1, kept)
     raise AssertionError("an exit stack swallows nothing")
@@ -181,7 +176,7 @@ def _take_target(target: Path, locks: contextlib.ExitStack, *, replaced: bool) -
         target.mkdir(mode=DIRECTORY_MODE, parents=True)
     elif not target.is_dir():
         raise StartError(f"{target} is not a directory; name another path")
-    ours = (target / META_NAME).exists() or unfinished_sets(target, 0)
+    ours = (target / META_NAME).exists() or unfinished(target, 0)
     if not ours and any(file.name != LOCK_NAME for file in target.iterdir()):
         raise StartError(f"{target} is not empty; name a new directory")
     locks.callback(os.close, take_lock(target / LOCK_NAME))
@@ -225,10 +220,6 @@ def _prove(home: Path, meta: Meta) -> None:
         raise StorageError(
             f"what was to be restored is damaged: {where}{errors[0].what}; restore another backup ({len(errors)} found)"
         )
-
-
-def _note(before: Meta | None) -> dict[str, Any] | None:
-    return None if before is None else dataclasses.asdict(before)
 
 
 # ------------------------------------------------------------------------------------------------------------- manifest

@@ -32,7 +32,7 @@ from idemactor.storage.layout import (
     lock_name,
     read_meta,
     shard_name,
-    unfinished_sets,
+    unfinished,
 )
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sqlite_create import check_version
@@ -142,8 +142,8 @@ def check_files(home: Path, meta: Meta, progress: Progress = silent) -> Report:
 
 
 def _unfinished(path: Path, meta: Meta) -> Iterator[Finding]:
-    for unfinished in unfinished_sets(path, meta.files):
-        what = f"{unfinished.name} is of a reshard, restore or import that did not come to its end; run it once more"
+    for left in unfinished(path, meta.files):
+        what = f"{left.name} is of a reshard, restore or import that did not come to its end; run it once more"
         yield Finding(None, Severity.WARNING, what)
 
 

@@ -34,15 +34,13 @@ from idemactor.storage.layout import (
     FILE_MODE,
     LOCK_NAME,
     META_NAME,
-    SETS_MAX,
     SHARDS_MAX,
     Meta,
     journal_name,
     lock_name,
     read_meta,
-    set_path,
     shard_name,
-    unfinished_sets,
+    unfinished,
     write_meta,
 )
 from idemactor.storage.sqlite_create import create_file, holds_nothing, sync_directory
@@ -183,29 +181,6 @@ class DataDirectory:
             raise StartError(f"data directory {self.path} cannot be given its journals: {error}") from error
         if before.workers != workers:
             _remove_journals(self.home, before.workers)
-
-    def new_set(self) -> tuple[int, Path]:
-        """The number and the place of the next set of files; an unfinished one may be there already.
-
-        Raises:
-            StartError: There were too many.
-        """
-        files = self._meta.files + 1
-        if files > SETS_MAX:
-            raise StartError(f"data directory {self.path} has had {SETS_MAX} sets of files; restore a backup of it")
-        return files, set_path(self.path, files)
-
-    def switch(self, meta: Meta) -> None:
-        """Let another set of files, whole and on disk, be the one that counts.
-
-        Raises:
-            StartError: It cannot be written.
-        """
-        try:
-            write_meta(self.path, meta)
-        except OSError as error:
-            raise explain(self.path, error) from error
-        self._meta = meta
 
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
@@ -354,7 +329,7 @@ def new_first_seq() -> int:
 
 def _refuse_unfinished(path: Path) -> None:
     """What is being restored here must not be taken for a new directory, which would forget every key."""
-    if unfinished_sets(path, 0):
+    if unfinished(path, 0):
         raise StartError(
             f"data directory {path} is that of a restore or an import that did not come to its end; run it once more,"
             " or remove the directory to begin with nothing"

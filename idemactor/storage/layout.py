@@ -22,6 +22,8 @@ META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
 MADE_NAME: Final = "made.json"
 """What made a set of files, and what it took the place of: for whoever looks at it later."""
+SPOOL_NAME: Final = "import.unfinished"
+"""Where an import puts what it read, until it is done."""
 META_FORMAT: Final = 2
 """The version of the layout of the directory; a newer one is refused."""
 META_FORMAT_PLAIN: Final = 1
@@ -73,6 +75,12 @@ def set_path(path: Path, files: int) -> Path:
 def unfinished_sets(path: Path, files: int) -> list[Path]:
     """The sets that never came to count, where the set ``files`` does."""
     return [found for found in sorted(path.glob("files-????")) if found.name > f"files-{files:04d}"]
+
+
+def unfinished(path: Path, files: int) -> list[Path]:
+    """What was left in the data directory ``path`` by what did not come to its end."""
+    spool = path / SPOOL_NAME
+    return [*unfinished_sets(path, files), *([spool] if spool.exists() else [])]
 
 
 def shard_name(shard: int) -> str:

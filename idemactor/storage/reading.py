@@ -31,6 +31,7 @@ _PART: Final = " WHERE (records.hash % :shards + :shards) % :shards = :shard ORD
 # Without "+ :shards" a negative hash would leave a negative rest: SQLite rounds towards zero, Python down.
 _ENTRIES: Final = schema.SELECT_LOADED + _PART
 _COUNT: Final = "SELECT count(*) FROM records"
+_HAS_ENTRY: Final = "SELECT 1 FROM records WHERE id = ?"
 _EVENTS: Final = f"SELECT {', '.join(schema.EVENT_COLUMNS)} FROM events ORDER BY seq"
 _INCIDENTS: Final = f"{schema.SELECT_ANY_INCIDENT} ORDER BY id"
 _INCIDENT_ID: Final = "SELECT id FROM incidents WHERE token = ? AND tenant = ? AND namespace = ? AND key = ?"
@@ -103,9 +104,11 @@ class ShardReader:
         self.last_incident_id = kept + len(self._over.incidents)
 
     def count(self) -> int:
-        """How many entries there are at most: the journal may take some away."""
+        """How many entries there are."""
         in_file: int = self._connection.execute(_COUNT).get
-        return in_file + len(self._over.puts)
+        laid_over = [(entry_id,) for entry_id in self._over.gone | self._over.puts.keys()]
+        covered = len(self._connection.executemany(_HAS_ENTRY, laid_over).fetchall())
+        return in_file - covered + len(self._over.puts)
 
     def wholes(self, part: Part = EVERYTHING) -> Iterator[Whole]:
         """The entries of a part, in order of id.

@@ -32,22 +32,21 @@ from idemactor.errors import StorageError
 from idemactor.storage import rows
 from idemactor.storage.base import StoredIncident
 from idemactor.storage.check import Severity, check_files
-from idemactor.storage.directory import DataDirectory, new_first_seq, wall_ms
+from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, create_journal
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
     MADE_NAME,
-    META_NAME,
     Meta,
+    set_path,
     shard_name,
     unfinished_sets,
     write_whole,
 )
-from idemactor.storage.owner import own_as
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import Part, ShardReader, Whole, read_shard
-from idemactor.storage.sqlite_create import sync_directory
+from idemactor.storage.sets import next_set, note_of, switch
 from idemactor.storage.writing import ShardBuilder, Start
 
 PLAN_NAME: Final = "plan.json"
@@ -95,27 +94,30 @@ class Rebuilt:
 
     Attributes:
         files: Where the new files are.
-        replaced: Where those of before are, which do not count any more.
+        replaced: Where those of before are, which do not count any more; None: there were none.
         shards: How many there are now.
         entries: How many keys were carried over, each compared.
         incidents: The same of incidents.
         events: The same of events.
         digest: The BLAKE2b-256 over the digests of all entries, by shard and in order, hexadecimal.
         resumed: How many files an interrupted run had left complete.
+        next_token: The first token that can be granted from now on.
     """
 
     files: Path
-    replaced: Path
+    replaced: Path | None
     shards: int
     entries: int
     incidents: int
     events: int
     digest: str
     resumed: int
+    next_token: int
 
 
 def rebuild(
-    directory: DataDirectory,
+    path: Path,
+    before: Meta | None,
     made_by: str,
     shards: int,
     sources: Sequence[ShardReader],
@@ -127,7 +129,8 @@ def rebuild(
     """Make the files of ``shards`` shards out of those of ``sources``, and let them be the ones that count.
 
     Args:
-        directory: Owned by this process.
+        path: The data directory, owned by this process.
+        before: What it says of itself; None: nothing.
         made_by: The command, for whoever looks at the files later.
         shards: How many there are to be.
         sources: Everything that is to be in the new files. No key is in two of them.
@@ -141,9 +144,10 @@ def rebuild(
         apsw.Error: A file cannot be read or written.
         OSError: A file cannot be read or written.
     """
-    files, home = directory.new_set()
+    files = next_set(path, before)
+    home = set_path(path, files)
     plan = _plan(made_by, shards, sources, least_token, stamps)
-    plan, resumed = _take_up(directory, home, plan)
+    plan, resumed = _take_up(path, home, plan)
     moves = _moves(sources)
     for shard in range(shards):
         if not (home / shard_name(shard)).exists():
@@ -152,21 +156,22 @@ def rebuild(
     for shard in range(shards):
         _compare(home / shard_name(shard), Part(shard, shards), plan, sources, moves, counted, progress)
     create_journal(home / JOURNAL_NAME, dict.fromkeys(range(shards), plan.first_seq))
-    before = directory.meta
-    meta = Meta(shards, before.created_ms, 1, files, None, max(before.merged, plan.next_token))
-    _check(home, meta, progress)
-    note = {"made_by": made_by, "at_ms": wall_ms(), "replaced": dataclasses.asdict(before), **counted.told()}
-    write_whole(home / MADE_NAME, json.dumps(note).encode() + b"\n")
-    (home / PLAN_NAME).unlink()
-    own_as(home, directory.path)
-    sync_directory(home)
-    sync_directory(directory.path)
-    replaced = directory.home
-    directory.switch(meta)
-    own_as(directory.path / META_NAME, directory.path)
-    return Rebuilt(
-        home, replaced, shards, counted.entries, counted.incidents, counted.events, counted.digest.hexdigest(), resumed
+    carried = sum(source.count() for source in sources)
+    if counted.entries != carried:
+        raise StorageError(f"{counted.entries} of {carried} entries were carried over; the old files still count")
+    meta = Meta(
+        shards,
+        wall_ms() if before is None else before.created_ms,
+        files=files,
+        merged=max(0 if before is None else before.merged, plan.next_token),
     )
+    _check(home, meta, progress)
+    note = {"made_by": made_by, "at_ms": wall_ms(), "replaced": note_of(before), **counted.told()}
+    write_whole(home / MADE_NAME, json.dumps(note).encode() + b"\n")
+    switch(path, home, meta)
+    replaced = None if before is None else before.home(path)
+    counts = (counted.entries, counted.incidents, counted.events, counted.digest.hexdigest())
+    return Rebuilt(home, replaced, shards, *counts, resumed, plan.next_token + 1)
 
 
 # ------------------------------------------------------------------------------------------------------------- planning
@@ -194,7 +199,7 @@ def _plan(
     )
 
 
-def _take_up(directory: DataDirectory, home: Path, plan: Plan) -> tuple[Plan, int]:
+def _take_up(path: Path, home: Path, plan: Plan) -> tuple[Plan, int]:
     """Go on with what an earlier run of the same plan left, else begin anew; returns how many files are complete."""
     try:
         left = _plan_of(json.loads((home / PLAN_NAME).read_bytes()))
@@ -202,7 +207,8 @@ def _take_up(directory: DataDirectory, home: Path, plan: Plan) -> tuple[Plan, in
             return left, sum((home / shard_name(shard)).exists() for shard in range(plan.shards))
     except (OSError, ValueError, TypeError, KeyError):
         pass
-    for unfinished in unfinished_sets(directory.path, directory.meta.files):
+    # No set of a lower number was left unfinished: numbers are given in order.
+    for unfinished in unfinished_sets(path, int(home.name.removeprefix("files-")) - 1):
         shutil.rmtree(unfinished)
     home.mkdir(mode=DIRECTORY_MODE)
     write_whole(home / PLAN_NAME, json.dumps(dataclasses.asdict(plan)).encode() + b"\n")
@@ -288,7 +294,7 @@ def _incidents(sources: Sequence[ShardReader], part: Part) -> Iterator[Incident]
     return heapq.merge(*found, key=lambda incident: incident.at)
 
 
-# ------------------------------------------------------------------------------------------------------- making, proving
+# ------------------------------------------------------------------------------------------------------ making, proving
 
 
 def _build(

@@ -33,7 +33,7 @@ def reshard(path: Path, shards: int, progress: Progress) -> Rebuilt | None:
         if directory.shards == shards:
             return None
         stamps = stamps_of(files_of(directory.home, directory.meta))
-        return rebuild(directory, "reshard", shards, sources, progress, stamps=stamps)
+        return rebuild(path, directory.meta, "reshard", shards, sources, progress, stamps=stamps)
     raise AssertionError("a stack of contexts swallows nothing")
 
 
