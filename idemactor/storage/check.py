@@ -99,6 +99,19 @@ def check_directory(path: Path, progress: Progress = silent) -> Report:
     Raises:
         StartError: A server holds it, it is no data directory, or it cannot be read.
     """
+    with reading_alone(path) as meta:
+        report = check_files(meta.home(path), meta, progress)
+        return replace(report, path=path, findings=(*report.findings, *_unfinished(path, meta)))
+    raise AssertionError("a context swallows nothing")
+
+
+@contextlib.contextmanager
+def reading_alone(path: Path) -> Iterator[Meta]:
+    """While no server can use a data directory, which is left as it is; what ``idemactor.json`` says.
+
+    Raises:
+        StartError: A server holds it, it is no data directory, or it cannot be read.
+    """
     with contextlib.ExitStack() as locks:
         try:
             _lock_if_there(path / LOCK_NAME, locks)
@@ -107,11 +120,9 @@ def check_directory(path: Path, progress: Progress = silent) -> Report:
                 raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
             for shard in range(meta.shards):
                 _lock_if_there(path / lock_name(shard), locks)
-            report = check_files(meta.home(path), meta, progress)
-            return replace(report, path=path, findings=(*report.findings, *_unfinished(path, meta)))
         except OSError as error:
             raise explain(path, error) from error
-    raise AssertionError("an exit stack swallows nothing")
+        yield meta
 
 
 def check_files(home: Path, meta: Meta, progress: Progress = silent) -> Report:
