@@ -105,6 +105,8 @@ def _without_delivery(table: str) -> str:
     )
 
 
+TWINS: Final = "SELECT max(id) FROM records GROUP BY tenant, namespace, key HAVING count(*) > 1 ORDER BY 1"
+
 IMPOSSIBLE: Final = {
     **{what: f"SELECT id FROM records WHERE {where} ORDER BY id" for what, where in _ENTRIES.items()},
     **{
@@ -127,9 +129,7 @@ IMPOSSIBLE: Final = {
         "SELECT id FROM outcomes WHERE NOT json_valid(headers) OR status NOT BETWEEN 100 AND 599"
         " OR omitted NOT IN (0, 1) ORDER BY id"
     ),
-    "keys that are there twice": (
-        "SELECT max(id) FROM records GROUP BY tenant, namespace, key HAVING count(*) > 1 ORDER BY 1"
-    ),
+    "keys that are there twice": TWINS,
     "tokens that two records have": (
         "SELECT max(id) FROM records WHERE token > :merged GROUP BY token HAVING count(*) > 1 ORDER BY 1"
     ),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, BinaryIO, Final
+from typing import Any, BinaryIO, Final, assert_never
 
 from idemactor.core.delivery import Event, Intent
 from idemactor.core.keys import Identity, InvalidKey, InvalidNamespace, check_key, check_namespace
@@ -78,6 +78,8 @@ def line_of(item: Item) -> bytes:
             content = {"type": "incident", **to_plain(item)}
         case End():
             content = {"type": "end", **to_plain(item)}
+        case _:
+            assert_never(item)
     return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 

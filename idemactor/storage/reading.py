@@ -97,7 +97,8 @@ class ShardReader:
         if meta is None:
             raise StorageError(f"{name} has lost its meta row; put it back from a backup")
         _, self.shard, self.shards, last_token, latest_ms, self.journal_seq = meta
-        self._over = self._lay_over(held)
+        self._over = _Over(Batch(0, 0))
+        self._lay_over(held)
         self.last_token: int = max(last_token, self._over.batch.last_token)
         self.latest_ms: int = max(latest_ms, self._over.batch.now_ms)
         kept: int = connection.execute(_LAST_INCIDENT).get
@@ -145,6 +146,14 @@ class ShardReader:
                 yield rows.incident_of(row).incident
         yield from self._over.incidents
 
+    def has_incident(self, incident: Incident) -> bool:
+        """Whether the same late commit left an incident here."""
+        which = (incident.token, incident.identity)
+        if any((each.token, each.identity) == which for each in self._over.incidents):
+            return True
+        row = self._connection.execute(_INCIDENT_ID, (incident.token, *incident.identity)).fetchone()
+        return row is not None and row[0] not in self._over.acknowledged
+
     def events(self) -> Iterator[Event]:
         """The events that nobody has acknowledged, in order of ``seq``."""
         added = {event.seq: event for event in self._over.batch.events}
@@ -178,11 +187,11 @@ class ShardReader:
         row = self._connection.execute(schema.SELECT_INTENT, (entry.id,)).fetchone()
         return None if row is None else rows.intent_of(row)[1]
 
-    def _lay_over(self, held: Held) -> _Over:
-        overlay, over = Overlay(), _Over(Batch(0, 0))
+    def _lay_over(self, held: Held) -> None:
+        overlay, over = Overlay(), self._over
         for row in held.missing_from(self.journal_seq):
             batch = decode(row.body)
-            self._lay_incidents(over, batch)
+            self._lay_incidents(batch)
             batch.incidents, batch.acknowledged = [], []
             overlay.add(batch)
             self.journal_seq = row.seq
@@ -191,16 +200,13 @@ class ShardReader:
         over.gone = frozenset(entry.id for entry in merged.deletes)
         over.lost_intents = frozenset(merged.undelivered)
         over.acked = frozenset(merged.acked)
-        return over
 
-    def _lay_incidents(self, over: _Over, batch: Batch) -> None:
+    def _lay_incidents(self, batch: Batch) -> None:
         for incident in batch.incidents:
-            row = self._connection.execute(_INCIDENT_ID, (incident.token, *incident.identity)).fetchone()
-            known = any((each.token, each.identity) == (incident.token, incident.identity) for each in over.incidents)
-            if not known and (row is None or row[0] in over.acknowledged):
-                over.incidents.append(incident)
+            if not self.has_incident(incident):
+                self._over.incidents.append(incident)
         # What is acknowledged was in the file when somebody was shown its id.
-        over.acknowledged.update(batch.acknowledged)
+        self._over.acknowledged.update(batch.acknowledged)
 
 
 def _id(entry: Entry) -> int:

@@ -85,11 +85,16 @@ class ShardBuilder:
         for some in _pieces(events):
             self._write(Batch(0, 0, events=list(some)))
 
-    def finish(self) -> None:
-        """Count what is there, bring it to disk, and give the file its name."""
+    def finish(self, last_token: int = 0, latest_ms: int = 0) -> None:
+        """Count what is there, bring it to disk, and give the file its name.
+
+        Args:
+            last_token: The last token that counts as granted, if it is higher than that of the start.
+            latest_ms: The latest time that counts as seen, if it is later.
+        """
         with self._connection:
             self._connection.execute(check_sql.COUNT_TALLIES)
-            end = Batch(self._start.latest_ms, self._start.last_token)
+            end = Batch(max(latest_ms, self._start.latest_ms), max(last_token, self._start.last_token))
             sqlite_writes.apply(self._connection, end, 0, delivers=False)
         seal(self._connection, self._scratch)
         os.rename(self._scratch, self._path)
