@@ -83,7 +83,6 @@ def back_up(source: Path, target: Path, progress: Progress) -> Copied:
         copied = copy_files(source, scratch, progress)
         write_whole(scratch / MANIFEST_NAME, json.dumps(_manifest(copied)).encode() + b"\n")
         write_meta(scratch, meta_of_copy(copied))
-        (scratch / LOCK_NAME).unlink()
         try:
             os.rename(scratch, target)
         except OSError as error:
@@ -118,9 +117,11 @@ def _scratch(target: Path) -> Iterator[Path]:
                 file.unlink()
         yield scratch
     finally:
-        if scratch.exists():
-            shutil.rmtree(scratch, ignore_errors=True)
-        os.close(lock)
+        try:
+            if scratch.exists():
+                shutil.rmtree(scratch, ignore_errors=True)
+        finally:
+            os.close(lock)
 
 
 # -------------------------------------------------------------------------------------------------------------- restore
