@@ -16,8 +16,9 @@ _EXAMPLE: Final = "idemactor restore /backup/idemactor-2026-11-30 /var/lib/idema
 @click.argument("source", metavar="SRC", type=DIRECTORY)
 @click.argument("data_dir", type=DIRECTORY)
 @click.option("--replace", is_flag=True, help="DATA_DIR may hold data: its files are kept aside, and do not count.")
+@click.option("--apart", is_flag=True, help="The files of SRC are of different moments, as litestream restores them.")
 @json_option
-def restore(source: Path, data_dir: Path, replace: bool, as_json: bool) -> None:
+def restore(source: Path, data_dir: Path, replace: bool, apart: bool, as_json: bool) -> None:
     """Let DATA_DIR, which is empty or not there, hold what the backup SRC does.
 
     Says in what time commands were acknowledged that may be lost. Tokens go on where no earlier one can have been: the
@@ -27,7 +28,7 @@ def restore(source: Path, data_dir: Path, replace: bool, as_json: bool) -> None:
     from idemactor.storage.backups import restore as put_back
 
     with working(as_json=as_json) as progress:
-        restored = put_back(source, data_dir, progress, replaced=replace)
+        restored = put_back(source, data_dir, progress, replaced=replace, apart=apart)
     now = now_ms()
     kept = [] if restored.replaced is None else [f"the files of before are kept in {restored.replaced}"]
     lines = [

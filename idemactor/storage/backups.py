@@ -127,13 +127,14 @@ def _scratch(target: Path) -> Iterator[Path]:
 # -------------------------------------------------------------------------------------------------------------- restore
 
 
-def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = False) -> Restored:
+def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = False, apart: bool = False) -> Restored:
     """Let the data directory ``target`` hold what the backup ``source`` does.
 
     Args:
         source: A backup, or any data directory.
         target: A directory that is empty or not there. An interrupted restore leaves it without anything that counts.
         replaced: It may also be a data directory, whose files are kept and do not count any more.
+        apart: See ``copy_files``: nobody knows what is missing, but that it came later than the latest in each shard.
 
     Raises:
         StartError: The message says the way out.
@@ -149,8 +150,8 @@ def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = 
         home = set_path(target, files)
         home.mkdir(mode=DIRECTORY_MODE)
         locks.callback(_discard_unless_named, target, files)
-        copied = copy_files(source, home, progress)
-        taken_ms = copied.taken_ms if copied.meta.copied_ms is None else copied.meta.copied_ms
+        copied = copy_files(source, home, progress, apart=apart)
+        taken_ms = _taken(copied, apart=apart)
         last = _newest(target, before)
         token = _leap(home, copied, taken_ms, last)
         meta = replace(meta_of_copy(copied), files=files, copied_ms=None)
@@ -161,6 +162,14 @@ def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = 
         kept = None if before is None else before.home(target)
         return Restored(home, meta.shards, taken_ms, last[1] or wall_ms(), token + 1, kept)
     raise AssertionError("an exit stack swallows nothing")
+
+
+def _taken(copied: Copied, *, apart: bool) -> int:
+    """Until when nothing is missing."""
+    if apart:
+        return copied.earliest_ms
+    # Of what is no backup nobody knows when it was copied.
+    return copied.latest_ms if copied.meta.copied_ms is None else copied.meta.copied_ms
 
 
 def _discard_unless_named(target: Path, files: int) -> None:

@@ -95,13 +95,25 @@ class Copied:
         return max(shard.latest_ms for shard in self.shards)
 
     @property
+    def earliest_ms(self) -> int:
+        """The earliest of the latest times of its shards: before it, nothing is missing in any of them."""
+        return min(shard.latest_ms for shard in self.shards)
+
+    @property
     def last_token(self) -> int:
         """The highest token granted in any shard."""
         return max(shard.last_token for shard in self.shards)
 
 
-def copy_files(source: Path, target: Path, progress: Progress) -> Copied:
+def copy_files(source: Path, target: Path, progress: Progress, *, apart: bool = False) -> Copied:
     """Copy the shards' files of the data directory ``source`` into the directory ``target``, and make a journal there.
+
+    Args:
+        source: The data directory; it is left as it is.
+        target: An empty directory.
+        progress: Is told how far it is.
+        apart: Whether each file may have been copied at another moment, as by a tool that replicates files: what the
+            journal holds and a file cannot take, since something before it is missing, is left out.
 
     Raises:
         StartError: ``source`` is no data directory, or was changed meanwhile by a start with other workers.
@@ -126,7 +138,8 @@ def copy_files(source: Path, target: Path, progress: Progress) -> Copied:
         scratch = target / (name + _PART)
         _copy_file(opened(home / name), scratch, partial(progress, f"shard {shard}"))
         journal = target / (journal_name(worker_of(shard, meta.workers), meta.workers) + _PART)
-        shards.append(_complete(scratch, target / name, shard, meta.shards, _held(journal, shard), first_seq))
+        part = Place(scratch, shard, meta.shards)
+        shards.append(_complete(part, target / name, _held(journal, shard), first_seq, apart=apart))
     for name in meta.journals():
         _remove(target / (name + _PART))
     create_journal(target / JOURNAL_NAME, dict.fromkeys(range(meta.shards), first_seq))
@@ -178,12 +191,12 @@ def _held(journal: Path, shard: int) -> Held:
         connection.close()
 
 
-def _complete(scratch: Path, path: Path, shard: int, shards: int, held: Held, first_seq: int) -> ShardCopy:
+def _complete(place: Place, path: Path, held: Held, first_seq: int, *, apart: bool) -> ShardCopy:
     """Bring what the journal has of a shard into its copy, and give that its name."""
-    file = ShardFile(Place(scratch, shard, shards))
+    scratch, file = place.path, ShardFile(place)
     try:
         opened = file.open()
-        seq = _replay(file, opened.journal_seq, held)
+        seq = _replay(file, opened.journal_seq, held, apart=apart)
         file.close(tidy=True)
         opened = file.open()
     finally:
@@ -196,14 +209,20 @@ def _complete(scratch: Path, path: Path, shard: int, shards: int, held: Held, fi
     finally:
         connection.close()
     os.rename(scratch, path)
-    return ShardCopy(shard, opened.last_token, opened.latest_ms, seq, path.stat().st_size, digest_of(path))
+    return ShardCopy(place.shard, opened.last_token, opened.latest_ms, seq, path.stat().st_size, digest_of(path))
 
 
-def _replay(file: ShardFile, seq: int, held: Held) -> int:
+def _replay(file: ShardFile, seq: int, held: Held, *, apart: bool) -> int:
     """Write what comes after batch ``seq``; returns the number of the last one."""
     overlay = Overlay()
-    # The file was copied after the journal, and may be further: then it has everything.
-    for row in held.missing_from(seq, lossy=True):
+    try:
+        # The file was copied after the journal, and may be further: then it has everything.
+        lacking = held.missing_from(seq, lossy=True)
+    except StorageError:
+        if not apart:
+            raise
+        lacking = []
+    for row in lacking:
         batch = decode(row.body)
         if not overlay.fits(batch):
             _write(file, overlay.merged(), seq)

@@ -68,15 +68,15 @@ def _nginx(home: Path) -> Sequence[str]:
 
 
 def _envoy(_home: Path) -> Sequence[str]:
-    return [_wheel("envoy"), "-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
+    return [wheel("envoy"), "-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
 
 
 def _traefik(_home: Path) -> Sequence[str]:
-    return [_wheel("traefik"), "--configFile=traefik.yml"]
+    return [wheel("traefik"), "--configFile=traefik.yml"]
 
 
 def _caddy(_home: Path) -> Sequence[str]:
-    return [_wheel("caddy"), "run", "--config", "Caddyfile", "--adapter", "caddyfile"]
+    return [wheel("caddy"), "run", "--config", "Caddyfile", "--adapter", "caddyfile"]
 
 
 NGINX: Final = Kind("nginx", _nginx, sees_body=False, has_request_ids=True, replayed_ok=200, closed=503)
@@ -157,10 +157,3 @@ def _addressed(text: str, port: int, idemactor: str, applications: Sequence[str]
 def _moved(text: str, port: str, address: str) -> str:
     number = address.rpartition(":")[2]
     return re.sub(rf"(127\.0\.0\.1:|http://:|port_value: ){port}\b", rf"\g<1>{number}", text)
-
-
-def _wheel(name: str) -> str:
-    """A program of ``requirements-gateways.lock``, which is in the environment that the tests run in."""
-    found = shutil.which(name, path=os.fspath(Path(sys.executable).parent))
-    assert found is not None, f"{name} is not installed: `make test` does it from requirements-gateways.lock"
-    return found
