@@ -24,7 +24,7 @@ _EXAMPLE: Final = "idemactor export /backup/idemactor-2026-11-30 --output everyt
 @click.option("--without-outcomes", is_flag=True, help="Of outcomes write only the status, not what they say.")
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON; only beside --output.")
 def export(data_dir: Path, output: Path | None, without_outcomes: bool, as_json: bool) -> None:
-    """Write everything in DATA_DIR, a backup or a directory that no server uses, as lines of JSON.
+    """Write everything in DATA_DIR, a backup or one that no server uses, as lines of JSON.
 
     What is written is as secret as the directory. With --without-outcomes, intents and events that are still to be
     delivered are in it all the same, and a replay of what was left out tells its status alone.

@@ -26,10 +26,10 @@ _EXAMPLE: Final = "idemactor import /var/lib/idemactor everything.jsonl --shards
 @click.option("--shards", type=int, metavar="N", help="How many shards a new directory gets; as many as there were.")
 @json_option
 def import_(data_dir: Path, source: Path | None, shards: int | None, as_json: bool) -> None:
-    """Take what an export wrote, from FILE or standard input, into DATA_DIR, while no server runs.
+    """Take what an export wrote into DATA_DIR, while no server runs.
 
-    DATA_DIR is new, or holds none of the keys: where one is there with something else nothing is changed, and they are
-    named. What is there with the same is left as it is.
+    It is read from FILE, or from standard input. DATA_DIR is new, or holds none of the keys: where one is there with
+    something else nothing is changed, and they are named. What is there with the same is left as it is.
     """
     from idemactor.storage.importing import Conflicts, import_lines
 

@@ -7,11 +7,8 @@ is not there and cannot be installed fails its tests: none is skipped.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,7 @@ from typing import Final
 import httpx
 
 from tests.system.process import environment, eventually
-from tests.system.programs import EXAMPLES, PATIENCE_S, free_port, installed, listening
+from tests.system.programs import EXAMPLES, PATIENCE_S, free_port, installed, listening, wheel
 
 SHIPPED: Final = EXAMPLES / "gateways"
 TOKEN: Final = "change-me"
