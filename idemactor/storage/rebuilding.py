@@ -268,7 +268,7 @@ def _wholes(sources: Sequence[ShardReader], part: Part, plan: Plan, moves: Moves
 
     merged = heapq.merge(*(numbered(number, each) for number, each in enumerate(sources)), key=lambda found: found[:2])
     for rank, (_, source, whole) in enumerate(merged, 1):
-        yield replace(whole, entry=_relabelled(whole.entry, plan.last_token + rank, source, moves))
+        yield Whole(_relabelled(whole.entry, plan.last_token + rank, source, moves), whole.intent)
 
 
 def _relabelled(entry: Entry, entry_id: int, source: int, moves: Moves) -> Entry:

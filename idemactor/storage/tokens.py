@@ -5,7 +5,8 @@ least ``token_at`` of the moment. That is a law of the time alone, which holds f
 any age and in any order: at any moment, whoever served the shard before has granted
 
 - either fewer than 2^52 tokens, if it was never a copy, since it counted from 1; or
-- from ``token_at`` of some earlier moment on at most one a microsecond: a shard grants some hundred thousand a second.
+- from ``token_at`` of some earlier moment on at most one a microsecond: a shard grants some hundred thousand a second,
+  and making new files of old ones uses up a number for each entry, which takes longer than that.
 
 Both lie below ``token_at`` of the moment, as long as this machine's clock does not lag behind the lost one's by more
 than the time between. Places in line (``Delivery.seq``) are microseconds since the epoch and lie below 2^52, too: a

@@ -16,6 +16,7 @@ import pytest
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.record import Incident
 from idemactor.errors import StartError, StorageError
+from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage import rebuilding
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
@@ -86,6 +87,26 @@ async def test_as_many_shards_as_there_are_is_nothing_to_do(tmp_path: Path) -> N
     with pytest.raises(StartError, match="not a data directory"):
         reshard(tmp_path / "none", 3, silent)
     assert not (tmp_path / "none").exists()
+
+
+async def test_what_took_its_place_is_served_by_any_number_of_workers(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    filler = await filled(path, Random(61), 2)
+    reshard(path, 3, silent)
+    for workers in (2, 3, 1):
+        # As a start does it.
+        with DataDirectory.open(path, workers=workers) as directory:
+            directory.claim(range(3 if workers > 1 else 0))
+            await settle_journals(directory, "full", workers)
+            async with open_engines(directory, "full") as engines:
+                assert [opened.last_token > 0 for _, opened in engines] == [True] * 3
+        report = check_directory(path)
+        assert report.findings == ()
+        assert content_of(path).plain() == filler.content.plain()
+        meta = read_meta(path)
+        assert meta is not None
+        assert (meta.workers, meta.files) == (workers, 1)
+        assert meta.journals() == sorted(file for file in os.listdir(path / "files-0001") if file in meta.journals())
 
 
 def of_shard(shard: int, shards: int, count: int) -> list[Identity]:
