@@ -29,7 +29,6 @@ from idemactor.storage.layout import (
     set_path,
     shard_name,
     unfinished,
-    unfinished_sets,
     write_meta,
     write_whole,
 )
@@ -145,7 +144,7 @@ def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = 
             _compare(source, digests, progress)
         before = _take_target(target, locks, replaced=replaced)
         files = next_set(target, before)
-        for left in unfinished_sets(target, files - 1):
+        for left in unfinished(target, files - 1):
             shutil.rmtree(left)
         home = set_path(target, files)
         home.mkdir(mode=DIRECTORY_MODE)

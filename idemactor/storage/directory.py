@@ -226,8 +226,8 @@ def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitSt
         meta = _create(path, count)
     if shards is not None and shards != meta.shards:
         raise StartError(
-            f"data directory {path} has {meta.shards} shards and the configuration says {shards}; the number is fixed"
-            f" when a directory is made: set shards = {meta.shards}, leave it out, or name a new directory"
+            f"data directory {path} has {meta.shards} shards and the configuration says {shards}: set shards ="
+            f" {meta.shards}, leave it out, name a new directory, or change the number with `idemactor reshard`"
         )
     home = meta.home(path)
     for name in meta.journals():
@@ -368,6 +368,8 @@ def explained(path: Path) -> Iterator[None]:
     """What the operating system or SQLite refuses, as a sentence."""
     try:
         yield
+    except BrokenPipeError:  # Who reads an export has seen enough.
+        raise
     except OSError as error:
         raise explain(Path(error.filename or path), error) from error
     except apsw.FullError as error:

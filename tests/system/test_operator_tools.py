@@ -6,6 +6,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from tests.system.operator_tools import (
     tool,
     worked,
 )
-from tests.system.process import Server, assert_calm, assert_clean, refused, run_check
+from tests.system.process import Server, assert_calm, assert_clean, environment, refused, run_check
 from tests.system.programs import wheel
 
 
@@ -357,6 +358,18 @@ def test_what_a_later_release_wrote_is_refused(home: Path, what: str) -> None:
         assert done.code in (2, 23)
         assert "start the release that wrote it" in done.err
     assert not (home / "b").exists()
+
+
+def test_who_reads_an_export_may_have_seen_enough(home: Path) -> None:
+    with Server(home, CONFIG).start() as server:
+        callers = Callers(server)
+        with callers.running():
+            time.sleep(0.5)
+    command = f"{sys.executable} -m idemactor export {server.data_dir} | head -1"
+    done = subprocess.run(["sh", "-c", command], capture_output=True, env=environment(), timeout=60, check=True)
+    assert done.stdout.startswith(b'{"type":"export"')
+    assert b"cannot be used" not in done.stderr
+    assert b"Traceback" not in done.stderr
 
 
 def test_a_tool_that_is_told_nonsense_says_what_is_wrong(home: Path) -> None:
