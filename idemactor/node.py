@@ -10,6 +10,7 @@ import functools
 import gc
 import logging
 import os
+import random
 import resource
 import ssl
 import time
@@ -20,8 +21,12 @@ import trio
 
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
+from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
+from idemactor.dispatch.office import DispatchOffice, destinations_of
+from idemactor.dispatch.relay import Surroundings
+from idemactor.dispatch.shards import RoutedShards
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -49,7 +54,7 @@ from idemactor.server.listeners import (
 from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import told_to_stop
-from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
@@ -72,17 +77,23 @@ DESCRIPTORS_PER_SHARD: Final = 5
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
 
+SHARED_COMMANDS_MAX: Final = 96
+"""The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
+SHARED_BATCH_MIN: Final = 8
+"""Of each shard at least, however many there are."""
+
 _SALT_BYTES: Final = 32
 """Of the digests that stand for keys in the log."""
 
 _log = logging.getLogger(__name__)
 
 
-async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
+async def run(config: ServerConfig, *, load: Callable[[], ServerConfig], announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM, SIGINT, or SIGHUP from a terminal that closes; any other SIGHUP reads the tokens anew.
 
     Args:
         config: A valid configuration.
+        load: Reads it again. Raises: ConfigError.
         announce: Is given the ready line once every address answers.
 
     Raises:
@@ -109,9 +120,10 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             ):
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
-                proxy = make_proxy(config, context)
+                proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
+                reload = functools.partial(_reload, TokenReloader(config, load), context.authenticator)
+                await serve_doors(context, http, rpc, gateway, proxy, office, most, announce, reload)
 
 
 def make_context(
@@ -132,20 +144,23 @@ async def serve_doors(
     rpc: Sequence[SocketListener],
     gateway: Sequence[SocketListener],
     proxy: ProxyDoor | None,
+    office: DispatchOffice,
     connections_max: int,
     announce: Callable[[str], None],
+    reload: Callable[[], None],
     all_settled: Callable[[], Awaitable[None]] | None = None,
 ) -> None:
     """Run shards and doors until a signal says to stop, and then until everything is answered.
 
-    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
-    needed for that.
+    ``reload`` is called at SIGHUP, see ``told_to_stop``.
+    ``all_settled`` waits until every other process has brought to its end what its proxy and its relays have under way:
+    the shards are needed for that.
     """
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with told_to_stop() as told:
+    with told_to_stop(reload) as told:
         async with trio.open_nursery() as doors, trio.open_nursery() as shards:
             # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
             await shards.start(context.router.run)
@@ -158,6 +173,7 @@ async def serve_doors(
             if proxy is not None:
                 accept = AcceptLimits(connections_max=connections_max)
                 await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
+            await doors.start(office.run)
             _spare_the_collector()
             announce(ready_line(http, rpc, gateway))
             logs.log_event(_log, logging.INFO, "ready")
@@ -165,22 +181,31 @@ async def serve_doors(
             logs.log_event(_log, logging.INFO, "draining")
             doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
             context.draining = True
-            if proxy is not None:
-                await _drain(proxy, context.router)
-                if all_settled is not None:
-                    await all_settled()
+            await _drain(proxy, office, context.router)
+            if all_settled is not None:
+                await all_settled()
             context.router.close()
             http_door.drain()
             rpc_door.drain()
     logs.log_event(_log, logging.INFO, "stopped")
 
 
-async def _drain(proxy: ProxyDoor, router: Router) -> None:
-    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
-    proxy.drain()
+def _reload(reloader: TokenReloader, authenticator: Authenticator) -> None:
+    tokens = reloader.tokens()
+    if tokens is not None:
+        authenticator.replace(tokens)
+
+
+async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router) -> None:
+    """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
+    office.drain()
+    if proxy is not None:
+        proxy.drain()
     router.settle_only()
     with trio.move_on_after(DRAIN_SECONDS_MAX):
-        await proxy.finished.wait()
+        await office.finished.wait()
+        if proxy is not None:
+            await proxy.finished.wait()
 
 
 def _spare_the_collector() -> None:
@@ -210,12 +235,23 @@ def make_shards(
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
     entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
     policies = with_remains(config.namespaces)
     return [
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer)
         for number, (engine, opened) in engines.items()
     ]
+
+
+def batch_max(config: ServerConfig, shards: int) -> int:
+    """The most commands that a shard decides at a time.
+
+    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
+    turn of another's commands.
+    """
+    if len({token.tenant for token in config.tokens}) < 2:
+        return BATCH_COMMANDS_MAX
+    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:
@@ -298,6 +334,13 @@ def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None
     warn(section.routes, context)
     settings = ProxySettings(section.routes, section.limits, section.trusted)
     return ProxyDoor(context, settings, system_entropy())
+
+
+def make_office(config: ServerConfig, context: ServerContext, worker: int = 0) -> DispatchOffice:
+    """The relays and reconcilers of a process; there may be none."""
+    shards = RoutedShards(context.router)
+    around = Surroundings(shards, context.bell, context.observer, context.now_ms, random.random)
+    return DispatchOffice(destinations_of(config.destinations, worker, config.server.workers), around)
 
 
 def connections_max(shards: int, has_proxy: bool) -> int:

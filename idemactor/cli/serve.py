@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -41,7 +42,7 @@ def serve(
     shards: int | None,
     workers: int | None,
 ) -> None:
-    """Run the server until SIGTERM.
+    """Run the server until SIGTERM. SIGHUP reads its tokens anew.
 
     A flag wins over the environment (IDEMACTOR_SERVER__DATA_DIR=...), the environment over the file. An
     ADDRESS is "host:port", with port 0 for any free one, or "unix:PATH".
@@ -56,7 +57,8 @@ def serve(
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     mistakes: list[str] = []
     try:
-        _run(load(config_path(config), environment=os.environ, flags=flags))
+        read = partial(load, config_path(config), environment=os.environ, flags=flags)
+        _run(read(), read)
     except* (ConfigError, StartError) as group:
         # What the user can put right is said in words; everything else keeps its traceback.
         mistakes.extend(messages_of(group))
@@ -73,12 +75,12 @@ def config_path(named: Path | None) -> Path | None:
     return named
 
 
-def _run(config: ServerConfig) -> None:
+def _run(config: ServerConfig, read: Callable[[], ServerConfig]) -> None:
     # Only here: `--help`, and a mistake in the configuration, need none of the server.
     if config.server.workers > 1:
         from idemactor.supervisor import supervise
 
-        raise SystemExit(supervise(config, announce=click.echo))
+        raise SystemExit(supervise(config, load=read, announce=click.echo))
     from idemactor.node import run
 
-    trio.run(partial(run, config, announce=click.echo))
+    trio.run(partial(run, config, load=read, announce=click.echo))

@@ -7,12 +7,14 @@ from typing import Final
 
 from idemactor.config import kinds, model, senders
 from idemactor.config.addresses import parse_address
+from idemactor.config.dispatch import read_dispatch
 from idemactor.config.gateway import build_gateway
 from idemactor.config.section import Section
 from idemactor.config.tree import Problem, Table
 from idemactor.core import limits
 from idemactor.core.fingerprint import FingerprintRule, parse_pointer
-from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable, Policy
+from idemactor.core.policy import DispatchPolicy, OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable, Policy
+from idemactor.dispatch.destination import Destination
 from idemactor.server.auth import Role
 
 UNAVAILABLE_AFTER_MS_MAX: Final = limits.DAY_MS
@@ -28,19 +30,21 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
     Args:
         tree: What all sources say, merged.
         problems: What is wrong is added here.
-        environment: Where the secrets of senders are, by the names that the settings give.
+        environment: Where the secrets of senders and destinations are, by the names that the settings give.
     """
     root = Section(tree, "", problems)
     tokens = _tokens(root.section("auth"))
+    destinations: dict[str, Destination] = {}
     config = model.ServerConfig(
         server=_server(root.section("server")),
         http=_door(root.section("http"), model.HTTP_BIND_DEFAULT),
         rpc=_door(root.section("rpc"), model.RPC_BIND_DEFAULT),
         tokens=tokens,
-        namespaces=_namespaces(root.section("namespaces")),
+        namespaces=_namespaces(root.section("namespaces"), environment, destinations),
         log=_log(root.section("log")),
         gateway=_gateway(root.section("gateway"), has_tokens=bool(tokens)),
         sources=senders.sources(root.section("sources"), environment),
+        destinations=destinations,
     )
     root.close()
     return config
@@ -113,12 +117,20 @@ def _check_namespace(text: str) -> None:
         raise ValueError(f"is no name: it must be {kinds.NAME_ALLOWED}")
 
 
-def _namespaces(section: Section) -> dict[str, Policy]:
-    policies = {name: _policy(below) for name, below in section.named_sections()}
+def _namespaces(
+    section: Section, environment: Mapping[str, str], destinations: dict[str, Destination]
+) -> dict[str, Policy]:
+    """The policies; where the relay delivers to goes into ``destinations``."""
+    policies = {}
+    for name, below in section.named_sections():
+        dispatch, destination = read_dispatch(below.section("dispatch"), environment)
+        if destination is not None:
+            destinations[name] = destination
+        policies[name] = _policy(below, dispatch)
     return policies or {"default": Policy()}
 
 
-def _policy(section: Section) -> Policy:
+def _policy(section: Section, dispatch: DispatchPolicy) -> Policy:
     default = _DEFAULT_POLICY
     lease = kinds.integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
     ttl = kinds.integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)
@@ -137,6 +149,7 @@ def _policy(section: Section) -> Policy:
         lease_total_max_ms=section.read("lease_total_max_ms", lease, default.lease_total_max_ms),
         unavailable_after_ms=section.read("unavailable_after_ms", unavailable, default.unavailable_after_ms),
         fingerprint=_fingerprint(section.section("fingerprint")),
+        dispatch=dispatch,
     )
     if policy.lease_ms > policy.lease_total_max_ms:
         blamed = "lease_ms" if section.has("lease_ms") else "lease_total_max_ms"

@@ -124,6 +124,18 @@ def integer(low: int, high: int) -> Kind[int]:
     return Kind(f"an integer from {low} to {high}", read)
 
 
+def number(low: float, high: float) -> Kind[float]:
+    """A number within bounds, both included; a whole one needs no point."""
+
+    def read(value: object) -> float:
+        # Comparing refuses what is no number, too: nan is within no bounds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError
+        return float(value)
+
+    return Kind(f"a number from {low:g} to {high:g}", read)
+
+
 def boolean() -> Kind[bool]:
     """``true`` or ``false``, and nothing that resembles them."""
 

@@ -12,6 +12,7 @@ from typing import Final
 
 from idemactor.core import limits
 from idemactor.core.policy import Policy
+from idemactor.dispatch.destination import Destination
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Route
@@ -61,7 +62,7 @@ class ServerSection:
         durability: What a reply has survived by the time it leaves.
         clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
         evict_after_ms: How long a shard may be idle before its memory is given back.
-        mailbox_max: How many commands may wait for one shard before more are refused.
+        mailbox_max: How many commands of one tenant may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
     """
 
@@ -139,7 +140,11 @@ class GatewaySection:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The whole configuration of one server."""
+    """The whole configuration of one server.
+
+    Attributes:
+        destinations: ``[namespaces.NAME.dispatch]``, by name, of those that have a ``url``.
+    """
 
     server: ServerSection = field(default_factory=ServerSection)
     http: DoorSection = field(default_factory=lambda: DoorSection(HTTP_BIND_DEFAULT))
@@ -149,3 +154,4 @@ class ServerConfig:
     log: LogSection = field(default_factory=LogSection)
     gateway: GatewaySection = field(default_factory=GatewaySection)
     sources: dict[str, Source] = field(default_factory=lambda: dict(SHIPPED))
+    destinations: dict[str, Destination] = field(default_factory=dict)

@@ -147,6 +147,14 @@ class Claim:
 
 
 @slotted
+class Lapse:
+    """Whoever was delivering this is gone: the relay of today is ``holder``. A shard gives itself this one."""
+
+    identity: Identity
+    holder: str
+
+
+@slotted
 class Postpone:
     """The attempt ended, and the operation is to be tried again.
 
@@ -208,6 +216,7 @@ Command = (
     | Forget
     | Dispatch
     | Claim
+    | Lapse
     | Postpone
     | Cancel
     | Watch

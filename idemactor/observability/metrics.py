@@ -91,6 +91,9 @@ class Metrics(Observer, Collector):
         self._closed: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._gateway: Counter[tuple[str, str, str]] = Counter()
+        self._dispatch: Counter[tuple[str, str, str]] = Counter()
+        self._in_flight: dict[str, int] = {}
+        self._breakers: dict[str, str] = {}
         self._rule_changes = 0
         self._overloaded = 0
         self._notifications = 0
@@ -185,6 +188,18 @@ class Metrics(Observer, Collector):
     def gateway_unprotected(self, namespace: str) -> None:
         self._gateway["unprotected", namespace, ""] += 1
 
+    def delivered(self, namespace: str, result: str) -> None:
+        self._dispatch["deliveries", namespace, result] += 1
+
+    def deliveries_in_flight(self, namespace: str, count: int) -> None:
+        self._in_flight[namespace] = count
+
+    def breaker_changed(self, namespace: str, state: str) -> None:
+        self._breakers[namespace] = state
+
+    def reconciled(self, namespace: str, result: str) -> None:
+        self._dispatch["reconciled", namespace, result] += 1
+
     # ----------------------------------------------------------------------------------------------- put into words
 
     def describe(self) -> Iterable[Metric]:
@@ -206,6 +221,7 @@ class Metrics(Observer, Collector):
         yield _labelled("forged", "Requests that are not their sender's, by source.", ("source",), forged)
         yield from self._connections()
         yield from self._of_gateway()
+        yield from self._of_dispatch()
         yield from self._shard_events()
         if self._standings is not None:
             yield from standing_families(self._standings, self._now_ms)
@@ -231,6 +247,22 @@ class Metrics(Observer, Collector):
             ]
             yield _labelled(f"gateway_{kind}", help_text, ("namespace", label) if label else ("namespace",), counts)
 
+    def _of_dispatch(self) -> Iterator[Metric]:
+        for kind, help_text in _DISPATCH.items():
+            counts = [((space, word), n) for (k, space, word), n in self._dispatch.items() if k == kind]
+            yield _labelled(kind, help_text, ("namespace", "result"), counts)
+        gauge = GaugeMetricFamily("idemactor_deliveries_in_flight", "Deliveries under way now.", labels=("namespace",))
+        for namespace, count in self._in_flight.items():
+            gauge.add_metric((namespace,), count)
+        yield gauge
+        breakers = GaugeMetricFamily(
+            "idemactor_destination_breaker", "1: the breaker is in this state.", labels=("namespace", "state")
+        )
+        for namespace, present in self._breakers.items():
+            for state in _BREAKER_STATES:
+                breakers.add_metric((namespace, state), float(state == present))
+        yield breakers
+
     def _shard_events(self) -> Iterator[Metric]:
         for event, help_text in _EVENTS.items():
             values = [((str(shard),), n) for (name, shard), n in self._events.items() if name == event]
@@ -242,6 +274,11 @@ _GATEWAY: Final = {
     "verdicts": ("verdict", "Requests that went to an upstream, by what its answer said of the effect."),
     "unprotected": ("", "Requests that went to an upstream while no shard answered."),
 }
+_DISPATCH: Final = {
+    "deliveries": "Attempts to deliver an intent, by how they ended.",
+    "reconciled": "Questions to destinations about operations in doubt, by what came of them.",
+}
+_BREAKER_STATES: Final = ("closed", "open", "half_open")
 _EVENTS: Final = {
     "alarms_swept": "Alarms dealt with.",
     "alarm_failures": "Steps of alarm work that failed.",

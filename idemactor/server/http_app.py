@@ -14,18 +14,20 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from idemactor.core.commands import Reserve
+from idemactor.core.commands import Command
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
-from idemactor.server import http_authorize, operations
+from idemactor.server import dispatching, http_authorize, operations
 from idemactor.server.auth import Principal, forbidden
 from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
 from idemactor.server.http_shared import DOOR
+from idemactor.shard.mailbox import waits
 from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
+from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, path_members, poll_from
 from idemactor.wire.requests import COMMAND_OPS, Dialect, Scope, command_from
 
 WITHOUT_LENGTH: Final = frozenset({204, 304})
@@ -59,6 +61,10 @@ def build_app(context: ServerContext) -> QuartTrio:
     views = _Views(context)
     for op in sorted(COMMAND_OPS):
         _route(app, "POST", f"/v1/<namespace>/{op}", partial(views.command, op))
+    _route(app, "GET", "/v1/<namespace>/operations/<operation_id>", views.operation)
+    _route(app, "DELETE", "/v1/<namespace>/operations/<operation_id>", views.cancel)
+    for name, view in (("poll", views.poll), ("ack", views.ack), ("nack", views.nack)):
+        _route(app, "POST", f"/v1/<namespace>/outbox/{name}", view)
     _route(app, "POST", "/v1/<namespace>/key", views.key)
     _route(app, "POST", "/v1/batch", views.batch)
     _route(app, "GET", "/v1/<namespace>/records", partial(views.listing, "records"))
@@ -123,7 +129,10 @@ class _Views:
         members = await read_members(request, op)
         key = header_key(request.headers)
         command = command_from(op, members, scope, Dialect.JSON, header_key=key)
-        _current().waits = isinstance(command, Reserve) and command.wait_ms > 0
+        return await self._carried_out(command, scope)
+
+    async def _carried_out(self, command: Command, scope: Scope) -> Response:
+        _current().waits = waits(command)
         [answer] = await operations.carry_out(self._context, [command], _current().handed_over)
         return _response(answered(answer, command, is_operator=scope.operator))
 
@@ -151,6 +160,41 @@ class _Views:
         for name, value in answer.headers:
             response.headers.add(name, value)
         return response
+
+    # ------------------------------------------------------------------------------------------------------- dispatch
+
+    async def operation(self, namespace: str, operation_id: str) -> Response:
+        scope = self._scope(namespace, "operation")
+        asked = operation_from(path_members(operation_id, request.args.items(multi=True)), Dialect.JSON)
+        _current().waits = asked[1] > 0
+        # Looking changes nothing that could be lost.
+        _current().handed_over.set()
+        answer, command = await dispatching.operation(self._context, scope, *asked)
+        return _response(answered(answer, command, is_operator=scope.operator))
+
+    async def cancel(self, namespace: str, operation_id: str) -> Response:
+        scope = self._scope(namespace, "cancel")
+        operation_id = cancel_from(path_members(operation_id, request.args.items(multi=True)), Dialect.JSON)
+        answer, command = await dispatching.cancel(self._context, scope, operation_id, _current().handed_over)
+        return _response(answered(answer, command, is_operator=scope.operator))
+
+    async def poll(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "outbox.poll")
+        asked = poll_from(await read_members(request, "poll"), Dialect.JSON)
+        # What was taken by somebody who has left is shown again: there is nothing to see to.
+        _current().waits = asked.wait_ms > 0
+        _current().handed_over.set()
+        return _response(told(await dispatching.poll(self._context, scope, asked, Dialect.JSON)))
+
+    async def ack(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "outbox.ack")
+        members = await read_members(request, "ack")
+        return await self._carried_out(ack_from(members, scope, Dialect.JSON), scope)
+
+    async def nack(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "outbox.nack")
+        members = await read_members(request, "nack")
+        return await self._carried_out(nack_from(members, scope, Dialect.JSON, self._context.now_ms()), scope)
 
     # ------------------------------------------------------------------------------------------------------ questions
 
@@ -197,9 +241,10 @@ class _Views:
         return _response(told({"status": "ready"}))
 
     async def metrics(self) -> Response:
-        if not self._principal().may_read_metrics:
+        principal = self._principal()
+        if not principal.may_read_metrics:
             raise forbidden("this token does not read metrics")
-        return Response(await operations.exposition(self._context), content_type=METRICS_TYPE)
+        return Response(await operations.exposition(self._context, principal), content_type=METRICS_TYPE)
 
     async def openapi(self) -> Response:
         return _response(told(self._document))

@@ -68,12 +68,14 @@ class FastConnection:
 
     Attributes:
         closed: Set once the client was seen to leave: no call of its that waits is granted any more.
+        whose: The tenant of the latest request.
     """
 
     def __init__(
         self, context: ServerContext, limits: FastLimits, lane: Lane, heads: Heads, stream: trio.SocketStream
     ) -> None:
         self.closed = False
+        self.whose = ""
         self._context = context
         self._limits = limits
         self._lane = lane
@@ -256,6 +258,7 @@ class FastConnection:
     def _serve(self, head: Head, body: bytes) -> None:
         try:
             principal = self._context.authenticator.from_header(head.authorization)
+            self.whose = principal.tenant
             if head.op == "batch":
                 self._batch(operations.Batch.read(self._context, principal, _batch_members(head, body), Dialect.JSON))
                 return

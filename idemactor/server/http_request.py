@@ -23,7 +23,7 @@ from idemactor.wire.strict_json import InvalidJSON, parse
 KEY_HEADER: Final = "Idempotency-Key"
 
 _MS_PER_S: Final = 1_000
-_OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve"})
+_OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve", "dispatch", "ack", "nack"})
 
 
 class HttpRequest(TrioRequest):

@@ -6,7 +6,7 @@ Nothing here knows how a request came or how its answer leaves.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -50,7 +50,7 @@ QUESTION_RETRY_MS: Final = 1_000
 """When an operator may ask again that was not answered."""
 
 _MS_PER_S: Final = 1_000
-_ACQUIRING: Final = frozenset({"reserve", "accept"})
+_ACQUIRING: Final = frozenset({"reserve", "accept", "dispatch"})
 
 Members = Mapping[str, object]
 Question = Callable[[], Awaitable[dict[str, object]]]
@@ -260,17 +260,22 @@ async def _walk(context: ServerContext, walk: Walk) -> dict[str, object]:
     return walk.body()
 
 
+async def ask_shard(context: ServerContext, shard: int, query: Query) -> Answer:
+    """The answer of one shard; ``Unavailable`` where it does not come in ``QUESTION_MS_MAX``."""
+    replies = Replies(1)
+    context.router.ask(shard, Envelope(query, replies, 0))
+    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
+        await replies.wait()
+    return replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
+
+
 async def _ask(context: ServerContext, shard: int, query: Query) -> Answer:
     """The answer of one shard.
 
     Raises:
         RequestError: NOT_FOUND, OVERLOADED, or UNAVAILABLE, also where it does not come in ``QUESTION_MS_MAX``.
     """
-    replies = Replies(1)
-    context.router.ask(shard, Envelope(query, replies, 0))
-    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
-        await replies.wait()
-    answer = replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
+    answer = await ask_shard(context, shard, query)
     refusal = refusal_of(answer)
     if refusal is not None:
         assert isinstance(answer, NoSuchIncident | Overloaded | Unavailable)
@@ -305,12 +310,22 @@ async def inspect_shards(context: ServerContext) -> list[ShardStanding]:
     ]
 
 
-async def exposition(context: ServerContext) -> bytes:
-    """The metrics: of this process, or of all workers."""
+async def exposition(context: ServerContext, principal: Principal) -> bytes:
+    """The metrics: of this process, or of all workers. A tenant's operator is told of no other tenant's keys."""
     standings = await inspect_shards(context)
+    if principal.sees_tenants is not None:
+        standings = [_of_tenant(standing, principal.sees_tenants) for standing in standings]
     if context.reports is None:
         return context.metrics.render(standings, context.now_ms())
     return merged(await context.reports(), standings, context.now_ms())
+
+
+def _of_tenant(standing: ShardStanding, tenant: str) -> ShardStanding:
+    if standing.inspected is None:
+        return standing
+    tallies = tuple((key, tally) for key, tally in standing.inspected.tallies if key[0] == tenant)
+    outbox = tuple(count for count in standing.inspected.outbox if count.tenant == tenant)
+    return replace(standing, inspected=replace(standing.inspected, tallies=tallies, outbox=outbox))
 
 
 def _inspected(replies: Replies) -> Inspected | None:

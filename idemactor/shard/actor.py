@@ -164,8 +164,8 @@ class Shard:
 
     # ------------------------------------------------------------------------------------------------ for the others
 
-    def submit(self, envelopes: Sequence[Envelope]) -> int:
-        """Put commands into the mailbox, in order; returns how many there was room for."""
+    def submit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Put commands into the mailbox, in order; returns those that there was no room for."""
         return self._mailbox.put(envelopes)
 
     @property
@@ -252,9 +252,9 @@ class Shard:
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
+        if not await self._recall(ledger, turn):
+            return
         try:
-            if not ledger.outbox.recalled:
-                await taking.recall(self._engine, ledger, self._sequencer)
             await self._decide(ledger, turn)
             await self._write(ledger, turn)
             answers = await self._answers(ledger, turn)
@@ -266,6 +266,18 @@ class Shard:
             self._hand_out(answers)
             self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
+
+    async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
+        """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
+        if ledger.outbox.recalled:
+            return True
+        try:
+            await taking.recall(self._engine, ledger, self._sequencer)
+        except Exception as error:  # As with a file that cannot be read.
+            self._quarantine(turn.now, error)
+            self._drop(turn, error)
+            return False
+        return True
 
     # --------------------------------------------------------------------------------------------- one turn, in order
 
@@ -284,6 +296,7 @@ class Shard:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._impatient else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
+        await taking.look_up_acknowledged(self._engine, ledger, (command for _, command in commands))
         if turn.due:
             self._sweep(ledger, turn)
         for envelope, command in commands:
@@ -331,7 +344,7 @@ class Shard:
         """The one write of the turn. Returns only when everything that was decided is durable."""
         work = turn.work = ledger.finish()
         batch = Batch(
-            now_ms=turn.now,
+            now_ms=max(turn.now, work.covers_ms),
             last_token=ledger.last_token,
             puts=list(work.puts.values()),
             deletes=list(work.deletes.values()),
@@ -435,7 +448,7 @@ class Shard:
             self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
                 return
-            if len(ledger.outbox):
+            if len(ledger.outbox) or not ledger.outbox.recalled:
                 self._used_at = turn.now
                 return
             self._asleep = await self._inspect(ledger, turn.now)

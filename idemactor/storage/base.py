@@ -98,6 +98,7 @@ class Open:
         state: The record's as it is stored; PENDING for an event.
         lease_expires_at: The record's.
         due_at: The delivery's; ``committed_at`` for an event.
+        holder: The record's; None for an event.
     """
 
     kind: Kind
@@ -109,6 +110,7 @@ class Open:
     state: State
     lease_expires_at: int | None
     due_at: int | None
+    holder: str | None
 
 
 class StateFilter(enum.StrEnum):

@@ -214,7 +214,17 @@ class MemoryEngine:
         disk = self.disk
         opened = [found for entry in disk.entries.values() if (found := _open(entry)) is not None]
         opened += [
-            Open(Kind.EVENT, e.seq, *e.identity[:2], e.seq, e.content.order_key, State.PENDING, None, e.committed_at)
+            Open(
+                Kind.EVENT,
+                e.seq,
+                *e.identity[:2],
+                e.seq,
+                e.content.order_key,
+                State.PENDING,
+                None,
+                e.committed_at,
+                None,
+            )
             for e in disk.events.values()
         ]
         return opened
@@ -308,6 +318,7 @@ def _open(entry: Entry) -> Open | None:
         record.state,
         record.lease_expires_at,
         delivery.due_at,
+        record.holder,
     )
 
 

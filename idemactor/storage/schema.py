@@ -305,14 +305,14 @@ HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
 # CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
 SELECT_OUTBOX: Final = """
 SELECT * FROM (
-    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
+    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at, holder
     FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
     WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL) AND seq > ?1
     ORDER BY seq LIMIT ?2
 )
 UNION ALL
 SELECT * FROM (
-    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
+    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at, NULL FROM events
     WHERE seq > ?1 ORDER BY seq LIMIT ?2
 )
 ORDER BY 5 LIMIT ?2

@@ -33,7 +33,7 @@ from typing import Concatenate, Final, Generic, Literal, ParamSpec, TypeVar
 
 import apsw
 
-from idemactor.errors import StorageError
+from idemactor.errors import DAMAGED, StorageError
 from idemactor.storage.base import CommitResult
 from idemactor.storage.sqlite_create import PAGE_BYTES
 
@@ -329,6 +329,10 @@ class WalFile(ABC, Generic[S]):
             self.last_error = error
             self.broken = True
             raise StorageError(f"{self._name} cannot be read: {error}") from error
+        except DAMAGED as error:
+            # The file as such is whole, as far as SQLite knows: what else stands in it is good.
+            detail = "holds a row that cannot be read; `idemactor check` tells how much is damaged"
+            raise StorageError(f"{self._name} {detail} ({error})") from error
 
 
 def missing(name: str) -> StorageError:

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from idemactor.config import ServerConfig
+from idemactor.config.reload import TokenReloader
 from idemactor.node import DRAIN_SECONDS_MAX, ready_line
 from idemactor.observability import logs
-from idemactor.server.stop import STOP_SIGNALS, ignore_from_now_on
+from idemactor.server.stop import SIGNALS, STOP_SIGNALS, Terminal, ignore_from_now_on
 from idemactor.shard.backoff import Backoff
 from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.bulletin import Bulletin
 from idemactor.supervisor.doors import bound
 from idemactor.supervisor.process import EXIT_FAILED, Child, start_child
 from idemactor.supervisor.work import READY, Epoch, Inheritance, prepare, work
@@ -59,11 +61,12 @@ class _Ended(Exception):
         self.code = code
 
 
-def supervise(config: ServerConfig, *, announce: Callable[[str], None]) -> int:
-    """Serve with several workers until SIGTERM, SIGINT or SIGHUP.
+def supervise(config: ServerConfig, *, load: Callable[[], ServerConfig], announce: Callable[[str], None]) -> int:
+    """Serve with several workers until SIGTERM, SIGINT, or SIGHUP from a terminal that closes.
 
     Args:
         config: A valid configuration.
+        load: Reads it again, for its tokens, at any other SIGHUP. Raises: ConfigError.
         announce: Is given the ready line once every worker answers.
 
     Returns:
@@ -74,13 +77,14 @@ def supervise(config: ServerConfig, *, announce: Callable[[str], None]) -> int:
     """
     logs.configure(config.log.level)
     workers, server = config.server.workers, config.server
+    terminal = Terminal()
     with DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory, _signals() as signals:
-        supervisor = _Supervisor(signals)
+        supervisor = _Supervisor(signals, TokenReloader(config, load), terminal)
         try:
             epoch = supervisor.prepare(config, directory)
             directory.reread()
             with bound(config) as doors, _sockets(directory, workers) as sockets:
-                given = Inheritance(config, directory, doors, sockets, epoch)
+                given = Inheritance(config, directory, doors, sockets, epoch, supervisor.bulletin)
                 supervisor.start(given)
                 announce(ready_line(*(door.common for door in doors.all())))
                 logs.log_event(_log, logging.INFO, "ready", workers=workers)
@@ -114,7 +118,7 @@ def _signals() -> Iterator[int]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
-    handled = (*STOP_SIGNALS, signal.SIGCHLD)
+    handled = (*SIGNALS, signal.SIGCHLD)
     before = {number: signal.signal(number, lambda *_: None) for number in handled}
     old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
@@ -151,10 +155,18 @@ class _Supervisor:
 
     Args:
         signals: See ``_signals``.
+        reloader: Reads the tokens anew.
+        terminal: Where the server was started.
+
+    Attributes:
+        bulletin: What all workers are told.
     """
 
-    def __init__(self, signals: int) -> None:
+    def __init__(self, signals: int, reloader: TokenReloader, terminal: Terminal) -> None:
         self._signals = signals
+        self._reloader = reloader
+        self._terminal = terminal
+        self.bulletin = Bulletin()
         self._children: list[Child] = []
         self._workers: list[_Worker] = []
         self._stopping = False
@@ -297,10 +309,24 @@ class _Supervisor:
         select.select([self._signals, *talking], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             came = os.read(self._signals, _SIGNALS_MAX)
-            if not self._stopping and any(number in came for number in STOP_SIGNALS):
+            if self._stopping:
+                return
+            hung_up = signal.SIGHUP in came
+            if any(number in came for number in STOP_SIGNALS) or (hung_up and self._terminal.closed):
                 self._stopping = True
                 ignore_from_now_on()
                 raise _Stopped
+            if hung_up:
+                self._reload()
+
+    def _reload(self) -> None:
+        """Read the tokens anew, and tell all workers; one that is being started finds them by itself."""
+        tokens = self._reloader.tokens()
+        if tokens is not None:
+            self.bulletin.post(tokens)
+            for worker in self._workers:
+                if worker.child is not None:
+                    worker.child.signal(signal.SIGHUP)
 
 
 def _now_ms() -> int:

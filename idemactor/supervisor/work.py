@@ -22,6 +22,7 @@ from idemactor.node import (
     connections_max,
     first_ms,
     make_context,
+    make_office,
     make_proxy,
     make_shards,
     serve_doors,
@@ -30,6 +31,7 @@ from idemactor.observability import logs
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
+from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.shard.actor import Shard
@@ -37,6 +39,7 @@ from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.bulletin import Bulletin
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
@@ -104,6 +107,7 @@ class Inheritance:
         doors: Where callers come in.
         sockets: Where the other workers come in, by worker.
         epoch: The time.
+        bulletin: The tokens there are now, where they are no longer the configuration's.
     """
 
     config: ServerConfig
@@ -111,10 +115,11 @@ class Inheritance:
     doors: Doors
     sockets: Sequence[socket.socket]
     epoch: Epoch
+    bulletin: Bulletin
 
 
 def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None:
-    """Be a worker until SIGTERM.
+    """Be a worker until SIGTERM. At SIGHUP it looks at the bulletin.
 
     Raises:
         StartError: A shard cannot be opened.
@@ -151,11 +156,23 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         context.lane = lane
         async with mesh.running():
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
-            proxy = make_proxy(given.config, context)
+            proxy, office = make_proxy(given.config, context), make_office(given.config, context, worker)
             most = connections_max(len(mine), proxy is not None)
-            await serve_doors(
-                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
-            )
+            renew = functools.partial(_renew, given.bulletin, context.authenticator)
+            renew()
+
+            def announce(_: str) -> None:
+                renew()  # Once more: a signal that came before anybody heard it was ignored.
+                tell(READY)
+
+            settled = functools.partial(_wait_for_all, mesh)
+            await serve_doors(context, http, rpc, gateway, proxy, office, most, announce, renew, settled)
+
+
+def _renew(bulletin: Bulletin, authenticator: Authenticator) -> None:
+    tokens = bulletin.read()
+    if tokens is not None:
+        authenticator.replace(tokens)
 
 
 def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:

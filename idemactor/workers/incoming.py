@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, get_args
 
-from idemactor.core.commands import Reserve
 from idemactor.core.queries import Inspect, Query
 from idemactor.core.replies import Overloaded
-from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS, Router
 from idemactor.wire.crossing import answer_data, command_of
 from idemactor.workers.messages import STANDING, TOLD, Message, packer
@@ -21,7 +20,7 @@ _QUERIES: Final = frozenset(get_args(Query))
 
 
 class _Waiter:
-    """The sink of one reserve that waits: its caller may leave before the others of that worker."""
+    """The sink of one call that waits: its caller may leave before the others of that worker."""
 
     __slots__ = ("_incoming", "left")
 
@@ -71,7 +70,7 @@ class Incoming:
         _, call, shard, data = message
         command = command_of(data)
         sink: Incoming | _Waiter = self
-        if type(command) is Reserve and command.wait_ms > 0:
+        if waits(command):
             sink = self._waiters[call] = _Waiter(self)
         elif type(command) in _QUERIES:
             self._ask(shard, Envelope(command, self, call))
@@ -89,7 +88,7 @@ class Incoming:
             self._route(taken)
 
     def left(self, call: int) -> None:
-        """The caller of a reserve that waits has left; harmless where that was answered meanwhile."""
+        """The caller of one that waits has left; harmless where that was answered meanwhile."""
         waiter = self._waiters.get(call)
         if waiter is not None:
             waiter.left = True

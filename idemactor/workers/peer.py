@@ -81,17 +81,17 @@ class Peer:
 
     # ----------------------------------------------------------------------------------------------- for this worker
 
-    def submit(self, shard: int, envelopes: Sequence[Envelope]) -> int:
-        """Take calls for a shard of the other. Returns how many there was room for."""
+    def submit(self, shard: int, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Take calls for a shard of the other. Returns those that there was no room for."""
         outbox = self._outbox
         if outbox is None or not self.up.is_set():
             refuse(envelopes)
-            return len(envelopes)
+            return ()
         if outbox.waiting_bytes > UNSENT_BYTES_MAX:
-            return 0
+            return envelopes
         taken, data = self._outgoing.take(shard, envelopes)
         self._put(data)
-        return taken
+        return envelopes[taken:]
 
     def send(self, message: Message) -> None:
         """Send a message, or drop it where the other is away."""
@@ -277,6 +277,11 @@ class _Reader:
         self.over = trio.Event()
         self._take = take
         self._messages = unpacker()
+
+    @property
+    def whose(self) -> str:
+        """Nobody's: it carries what all tenants ask."""
+        return ""
 
     def received(self, data: bytes) -> None:
         self._messages.feed(data)

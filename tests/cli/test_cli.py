@@ -28,7 +28,11 @@ class FakeNode(types.ModuleType):
         self.configs: list[ServerConfig] = []
         self.failure: BaseException | None = None
 
-    async def run(self, config: ServerConfig, *, announce: Callable[[str], None]) -> None:
+    async def run(
+        self, config: ServerConfig, *, load: Callable[[], ServerConfig], announce: Callable[[str], None]
+    ) -> None:
+        # What it was started with is what would be read again.
+        assert load() == config
         await trio.lowlevel.checkpoint()
         self.configs.append(config)
         if self.failure is not None:

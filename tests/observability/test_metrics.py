@@ -13,6 +13,7 @@ from idemactor.core.tally import Tally
 from idemactor.observability.metrics import BATCH_BOUNDS, CONTENT_TYPE, Metrics, ShardStanding
 from idemactor.observability.observer import Observer
 
+STATES: Final = ("closed", "open", "half_open")
 NOW_MS: Final = 1_700_000_010_000
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -193,3 +194,20 @@ def test_every_happening_is_overridden() -> None:
 def test_the_content_type_is_the_one_that_is_written(metrics: Metrics) -> None:
     assert re.fullmatch(r"text/plain; version=0\.0\.4; charset=utf-8", CONTENT_TYPE)
     assert metrics.render([], NOW_MS).startswith(b"# HELP idemactor_commands_total")
+
+
+def test_dispatch_is_counted_and_shown(metrics: Metrics) -> None:
+    metrics.delivered("orders", "succeeded")
+    metrics.delivered("orders", "succeeded")
+    metrics.delivered("orders", "in_doubt")
+    metrics.reconciled("orders", "committed")
+    metrics.deliveries_in_flight("orders", 3)
+    metrics.breaker_changed("orders", "open")
+    metrics.breaker_changed("orders", "half_open")
+    found = samples(metrics)
+    assert value(found, "deliveries_total", namespace="orders", result="succeeded") == 2
+    assert value(found, "deliveries_total", namespace="orders", result="in_doubt") == 1
+    assert value(found, "reconciled_total", namespace="orders", result="committed") == 1
+    assert value(found, "deliveries_in_flight", namespace="orders") == 3
+    states = {state: value(found, "destination_breaker", namespace="orders", state=state) for state in STATES}
+    assert states == {"closed": 0, "open": 0, "half_open": 1}

@@ -11,7 +11,7 @@ from hashlib import sha256
 import trio
 
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock
+from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.limits import LEASE_MS_MAX
 from idemactor.core.policy import OnDuplicate, Policy
@@ -23,6 +23,7 @@ from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from idemactor.wire.requests import Watch
@@ -85,6 +86,7 @@ async def running(
     metrics = Metrics(process=False)
     census, rng = Census(), random.Random(7)
     time = Clock(START_MS, clock.current_time)
+    bell, sequencer = Bell(), Sequencer(time.now_us)
     disks = [MemoryDisk() for _ in range(shards)]
     actors = []
     for number, disk in enumerate(disks):
@@ -101,12 +103,15 @@ async def running(
                 metrics,
                 ShardSettings(mailbox_max=mailbox_max),
                 opened,
+                bell=bell,
+                sequencer=sequencer,
             )
         )
     router = Router(actors, metrics)
+    bell.on_moved = router.lines_moved
     seen = metrics if observer is None else Observers(metrics, observer)
     authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms, seen.forged), watch)
-    context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms)
+    context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms, bell=bell)
     context.sources = sources
     async with trio.open_nursery() as nursery:
         if run:

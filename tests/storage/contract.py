@@ -333,12 +333,12 @@ class EngineContract:
         await put(engine, *entries, intents=dict.fromkeys(range(1, 7), INTENT), events=events)
         trade = ("default", "trade")
         expected = [
-            Open(Kind.EVENT, 5, "acme", "pay", 5, None, State.PENDING, None, NOW),
-            Open(Kind.INTENT, 4, *trade, 20, "account", State.DOUBTED, NOW, None),
-            Open(Kind.INTENT, 6, *trade, 35, None, State.LAPSED, NOW - 1, None),
-            Open(Kind.INTENT, 2, *trade, 40, "account", State.PENDING, NOW + 5, None),
-            Open(Kind.EVENT, 45, *trade, 45, "account", State.PENDING, None, NOW),
-            Open(Kind.INTENT, 1, *trade, 50, None, State.PENDING, None, NOW + 3),
+            Open(Kind.EVENT, 5, "acme", "pay", 5, None, State.PENDING, None, NOW, None),
+            Open(Kind.INTENT, 4, *trade, 20, "account", State.DOUBTED, NOW, None, None),
+            Open(Kind.INTENT, 6, *trade, 35, None, State.LAPSED, NOW - 1, None, None),
+            Open(Kind.INTENT, 2, *trade, 40, "account", State.PENDING, NOW + 5, None, None),
+            Open(Kind.EVENT, 45, *trade, 45, "account", State.PENDING, None, NOW, None),
+            Open(Kind.INTENT, 1, *trade, 50, None, State.PENDING, None, NOW + 3, None),
         ]
         assert await engine.outbox(0, 1_000) == expected
         await engine.close()

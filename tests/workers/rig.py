@@ -18,6 +18,7 @@ from idemactor.core.policy import Policy
 from idemactor.observability.observer import NOBODY
 from idemactor.server.lane import Lane
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Place, Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
@@ -84,7 +85,7 @@ async def running(count: int, policy: Policy | None = None) -> AsyncIterator[Wor
         for number in range(count):
             worker = Worker(number, {s: MemoryDisk() for s in range(SHARDS) if worker_of(s, count) == number})
             for other in set(range(count)) - {number}:
-                worker.peers[other] = Peer(number, other, worker.census, lambda: "")
+                worker.peers[other] = Peer(number, other, worker.census, lambda: "", Bell())
             places: list[Place] = []
             for shard in range(SHARDS):
                 if shard not in worker.disks:
