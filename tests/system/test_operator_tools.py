@@ -223,6 +223,64 @@ def test_an_import_that_is_killed_leaves_what_was_there(home: Path, seed: int) -
     assert len(lines_of(home / "new")) == len(callers.committed) + len(callers.held)
 
 
+# ------------------------------------------------------------------------------------------------------------- dispatch
+
+
+def queue_up(client: RpcClient) -> None:
+    """Operations that wait for a service to fetch them, in lines and without; and events that nobody has seen."""
+    for number in range(30):
+        intent = {"content_type": "text/plain", "body": f"work {number}"}
+        line = {} if number % 3 == 0 else {"order_key": f"account {number % 3}"}
+        told = client.call("dispatch", namespace="work", key=f"d{number}", intent=intent, **line)
+        assert told["state"] == "queued"
+        granted = client.call("reserve", namespace="work", key=f"e{number}")
+        events = [{"body": f"news {number}", "order_key": "paper"}]
+        client.call("commit", namespace="work", key=f"e{number}", token=granted["token"], events=events)
+
+
+def fetched(client: RpcClient) -> dict[str, list[bytes]]:
+    """What is fetched and acknowledged, in its order, by its line; what has no order is sorted."""
+    lines: dict[str, list[bytes]] = {}
+    while entries := client.request("outbox.poll", {"namespace": "work", "max": 100})["entries"]:
+        for entry in entries:
+            lines.setdefault(entry["order_key"] or "", []).append(entry["body"])
+            members = {name: entry[name] for name in ("id", "key", "token")}
+            told = client.request("outbox.ack", {"namespace": "work", **members})
+            assert told["result"] in ("committed", "acknowledged"), told
+    lines[""].sort()
+    return lines
+
+
+def test_what_waits_to_be_delivered_is_carried_through_all_of_it(home: Path) -> None:
+    with Server(home, CONFIG).start() as server:
+        with server.rpc_client() as client:
+            # One is being delivered: its holder may still come back.
+            client.call("dispatch", namespace="work", key="held", intent={"body": "first"})
+            polled = client.request("outbox.poll", {"namespace": "work", "max": 1, "visibility_ms": 600_000})
+            (held,) = polled["entries"]
+            queue_up(client)
+        worked("backup", home / "backup", "--data-dir", server.data_dir)
+        server.kill()
+    worked("restore", home / "backup", home / "restored")
+    worked("reshard", home / "restored", "--to", 5)
+    data = tool("export", home / "restored").out.encode()
+    worked("import", home / "new", "--shards", 2, feed=data)
+    found = []
+    for path in (server.data_dir, home / "backup", home / "restored", home / "new"):
+        assert_clean(path)
+        with Server(home, CONFIG.replace("shards = 3", ""), data_dir=path).start() as copy, copy.rpc_client() as client:
+            members = {name: held[name] for name in ("id", "key", "token")}
+            assert client.request("outbox.ack", {"namespace": "work", **members})["result"] == "committed"
+            found.append(fetched(client))
+            operation = client.request("operation", {"namespace": "work", "operation_id": held["operation_id"]})
+            assert operation["state"] == "succeeded"
+    assert found[0].keys() == {"", "account 1", "account 2", "paper"}
+    for lines in found:
+        for name, bodies in lines.items():
+            assert name == "" or bodies == sorted(bodies, key=lambda body: int(body.split()[1]))
+        assert lines == found[0]
+
+
 # ----------------------------------------------------------------------------------------------------------- litestream
 
 
