@@ -44,6 +44,7 @@ from idemactor.storage.base import Engine, Opened
 from idemactor.storage.memory import MemoryEngine
 from idemactor.wire.answers import body_of
 from idemactor.wire.fields import Dialect
+from idemactor.wire.intents import out_of_line
 from idemactor.wire.listings import acknowledge_from, incidents_walk, records_walk
 from idemactor.wire.outbox import (
     Poll,
@@ -273,6 +274,8 @@ class Shards:
         if not isinstance(ops, list) or len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"ops is an array of at most {BATCH_OPS_MAX} calls", field="ops")
         items = [self._item(op) for op in ops]
+        for place, error in out_of_line([None if isinstance(i, RequestError) else i for i in items]).items():
+            items[place] = error
         commands = [item for item in items if not isinstance(item, RequestError)]
         answers = iter(zip(commands, await self._route(commands), strict=True))
         return {"results": [_item_told(item, answers) for item in items]}

@@ -42,6 +42,7 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
         tokens=tokens,
         namespaces=_namespaces(root.section("namespaces"), environment, destinations),
         log=_log(root.section("log")),
+        telemetry=_telemetry(root.section("telemetry")),
         gateway=_gateway(root.section("gateway"), has_tokens=bool(tokens)),
         sources=senders.sources(root.section("sources"), environment),
         destinations=destinations,
@@ -63,6 +64,8 @@ def _server(section: Section) -> model.ServerSection:
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
         workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
+        drain_ms=section.read("drain_ms", kinds.integer(model.DRAIN_MS_MIN, model.DRAIN_MS_MAX), default.drain_ms),
+        hang_ms=section.read("hang_ms", kinds.integer(model.HANG_MS_MIN, model.HANG_MS_MAX), default.hang_ms),
     )
     section.close()
     return server
@@ -181,3 +184,16 @@ def _log(section: Section) -> model.LogSection:
     )
     section.close()
     return log
+
+
+def _telemetry(section: Section) -> model.TelemetrySection:
+    default = model.TelemetrySection()
+    interval = kinds.integer(model.TELEMETRY_MS_MIN, model.TELEMETRY_MS_MAX)
+    telemetry = model.TelemetrySection(
+        endpoint=section.read("endpoint", kinds.http_url(), default.endpoint),
+        service_name=section.read("service_name", kinds.words(), default.service_name),
+        sample_percent=section.read("sample_percent", kinds.integer(0, 100), default.sample_percent),
+        interval_ms=section.read("interval_ms", interval, default.interval_ms),
+    )
+    section.close()
+    return telemetry

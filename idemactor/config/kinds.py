@@ -193,6 +193,28 @@ def path() -> Kind[Path]:
     return Kind("a path", read, Lexis.TEXT)
 
 
+def words() -> Kind[str]:
+    """Any text that shows."""
+
+    def read(value: object) -> str:
+        if not (text := _text(value)).strip() or not text.isprintable():
+            raise ValueError
+        return text
+
+    return Kind("a text", read, Lexis.TEXT)
+
+
+def http_url() -> Kind[str]:
+    """Where something is on the web, without a query."""
+
+    def read(value: object) -> str:
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", text := _text(value)):
+            raise ValueError
+        return text
+
+    return Kind('"http://HOST:PORT" or "https://HOST:PORT", perhaps with a path', read, Lexis.TEXT)
+
+
 def texts(what: str, check: Callable[[str], object]) -> Kind[tuple[str, ...]]:
     """A list of texts, none of them twice; ``check`` raises a ValueError that says what is wrong with one."""
 

@@ -35,6 +35,7 @@ from idemactor.core.lifetimes import (
     doubted,
     entry_with,
     freed,
+    is_meant,
     known,
     may_take_over,
     sticking,
@@ -249,8 +250,8 @@ def lapse(
 ) -> Decision:
     """The relay that was at it is not the one of today: its lease need not be waited for.
 
-    What it sent may still be on its way, as long as the lease lasts: where that matters, for what is not sent again, the
-    end of the lease stays.
+    What it sent may still be on its way, as long as the lease lasts: where that matters, for what is not sent again,
+    the end of the lease stays.
     """
     if entry is None or record is None or record.delivery is None or record.lease_expires_at is None:
         return Decision(NotDue())
@@ -277,6 +278,8 @@ def postpone(
     """The attempt is over, and the operation waits for the next one."""
     if entry is None or record is None:
         return Decision(Unknown())
+    if not is_meant(record, command.operation_id):
+        return Decision(Stale(record.attempt))
     if record.state is State.COMMITTED:
         return Decision(already_committed(record))
     delivery = record.delivery

@@ -26,7 +26,7 @@ from idemactor.core.outbox import Item
 from idemactor.core.outboxes import Outboxes
 from idemactor.core.policy import Policy
 from idemactor.core.record import Entry, Incident, State
-from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Watched
+from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Stale, Watched
 from idemactor.core.tally import Tally, TallyKey
 
 WAITERS_MAX: Final = 10_000
@@ -130,7 +130,7 @@ class Ledger(Generic[T]):
         self._entropy = entropy
         self._sequence = sequence or itertools.count(1).__next__
         self.outbox = Outboxes(policies)
-        self.unread: dict[int, Event] = {}
+        self.fetched: dict[int, Event] = {}
         self._cache: OrderedDict[Identity, Entry] = OrderedDict()
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes_max
@@ -155,7 +155,7 @@ class Ledger(Generic[T]):
         self._now = now
         self._work = Work()
         self._purged = False
-        self.unread = {}
+        self.fetched = {}
 
     def absorb(self, loaded: Mapping[Identity, Entry]) -> None:
         """Take in what was found on disk of ``missing``."""
@@ -379,19 +379,23 @@ class Ledger(Generic[T]):
                 self.outbox.announce(event)
 
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
+        event = self.fetched.get(command.seq)
+        if event is None or event.identity[:2] != command.identity[:2]:
+            # Somebody else's is none: nobody learns that it is there.
+            return Acked(repeated=True)
+        if (event.identity.key, event.id) != (command.identity.key, command.event_id):
+            return Stale(None)
+        # While the outbox is still being read it may be on disk alone.
         item = self.outbox.event(command.identity, command.seq)
         if isinstance(command, AckEvent):
-            unread = self.unread.get(command.seq)
+            del self.fetched[command.seq]
+            self._work.acked.append(command.seq)
             if item is not None:
                 self.outbox.acknowledge(item)
-            elif unread is None or unread.identity[:2] != command.identity[:2]:
-                return Acked(repeated=True)
-            self._work.acked.append(command.seq)
             return Acked(repeated=False)
-        if item is None:
-            return Acked(repeated=True)
         due_at = max(self._now, command.due_at)
-        self.outbox.put_off(item, due_at)
+        if item is not None:
+            self.outbox.put_off(item, due_at)
         return Nacked(due_at)
 
     def _replace(self, identity: Identity, old: Entry | None, new: Entry | None) -> None:

@@ -24,6 +24,7 @@ from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
 from idemactor.server.http_shared import DOOR
+from idemactor.server.tracing import TRACE_FIELDS, Tracing
 from idemactor.shard.mailbox import waits
 from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
@@ -79,11 +80,32 @@ def build_app(context: ServerContext) -> QuartTrio:
     _route(app, "GET", "/readyz", views.readyz)
     _route(app, "GET", "/metrics", views.metrics)
     _route(app, "GET", "/openapi.json", views.openapi)
+    if context.tracing is not None:
+        _trace(app, context.tracing)
     app.before_request(_refuse_loose_path)
     app.register_error_handler(RequestError, views.refused)
     app.register_error_handler(HTTPException, views.framework_refused)
     app.register_error_handler(Exception, views.failed)
     return app
+
+
+def _trace(app: QuartTrio, tracing: Tracing) -> None:
+    """Follow every request from where its route is known to where its answer is."""
+
+    async def begin() -> None:
+        rule = request.url_rule.rule if request.url_rule is not None else None
+        route = None if rule is None else rule.replace("<", "{").replace(">", "}")
+        fields = {name: values[0] for name in TRACE_FIELDS if len(values := request.headers.getlist(name)) == 1}
+        _current().traced = tracing.http(request.method, route, request.path, fields, tracing.now_ns())
+
+    async def end(response: Response) -> Response:
+        traced = _current().traced
+        if traced is not None:
+            traced.ended(response.status_code)
+        return response
+
+    app.before_request(begin)
+    app.after_request(end)
 
 
 async def _refuse_loose_path() -> None:
@@ -133,7 +155,7 @@ class _Views:
 
     async def _carried_out(self, command: Command, scope: Scope) -> Response:
         _current().waits = waits(command)
-        [answer] = await operations.carry_out(self._context, [command], _current().handed_over)
+        [answer] = await operations.carry_out(self._context, [command], _current().handed_over, _current().traced)
         return _response(answered(answer, command, is_operator=scope.operator))
 
     async def batch(self) -> Response:
@@ -144,7 +166,7 @@ class _Views:
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
-        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
+        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, _current().traced)
         return _response(told(batch.body(answers)))
 
     async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:

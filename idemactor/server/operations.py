@@ -29,10 +29,13 @@ from idemactor.observability.metrics import ShardStanding
 from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
+from idemactor.server.tracing import Request
 from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, policy_body
 from idemactor.wire.calls import KEY
 from idemactor.wire.fields import text_reader
+from idemactor.wire.intents import out_of_line
 from idemactor.wire.listings import Walk, acknowledge_from, incidents_walk, records_walk
 from idemactor.wire.problems import problem
 from idemactor.wire.refusals import detail_of, refusal_of
@@ -60,17 +63,29 @@ Question = Callable[[], Awaitable[dict[str, object]]]
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
-async def carry_out(context: ServerContext, commands: Sequence[Command], handed_over: trio.Event) -> list[Answer]:
+async def carry_out(
+    context: ServerContext, commands: Sequence[Command], handed_over: trio.Event, request: Request | None = None
+) -> list[Answer]:
     """Send commands to their shards and wait for all the answers.
 
     Args:
         commands: In order.
         handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
+        request: What they are traced as a part of.
     """
     replies = Replies(len(commands))
-    context.router.route([Envelope(command, replies, index) for index, command in enumerate(commands)])
+    context.router.route(_envelopes(commands, replies, request))
     handed_over.set()
     return await replies.wait()
+
+
+def _envelopes(commands: Sequence[Command], replies: Replies, request: Request | None) -> list[Envelope]:
+    """The commands, tagged by their order."""
+    envelopes = [Envelope(command, replies, index) for index, command in enumerate(commands)]
+    if request is None:
+        return envelopes
+    pairs = zip(envelopes, commands, strict=True)
+    return [traced(envelope, request.command(command)) for envelope, command in pairs]
 
 
 def refusal_members(code: str, detail: str, *, field: str | None = None, acquiring: bool) -> dict[str, object]:
@@ -126,7 +141,10 @@ class Batch:
             raise InvalidRequest("a batch has ops and nothing else", field=unknown)
         if len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
-        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)
+        items = [_read_item(context, principal, op, dialect) for op in ops]
+        for place, error in out_of_line([item.command for item in items]).items():
+            items[place] = replace(items[place], command=None, error=error)
+        return cls(tuple(items), dialect)
 
     @property
     def commands(self) -> list[Command]:
@@ -138,9 +156,9 @@ class Batch:
         """What does not."""
         return [item.error for item in self._items if item.error is not None]
 
-    def envelopes(self, replies: Replies) -> list[Envelope]:
-        """The commands, tagged by their order."""
-        return [Envelope(command, replies, index) for index, command in enumerate(self.commands)]
+    def envelopes(self, replies: Replies, request: Request | None = None) -> list[Envelope]:
+        """The commands, tagged by their order, and traced as a part of ``request``."""
+        return _envelopes(self.commands, replies, request)
 
     def body(self, answers: Sequence[Answer]) -> dict[str, object]:
         """The members of the answer; ``answers`` are those of ``commands``, in order."""

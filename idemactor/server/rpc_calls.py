@@ -21,6 +21,7 @@ from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS
+from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, dispatched_body, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, poll_from
@@ -82,6 +83,7 @@ class RpcCalls:
         self.in_flight = 0
         self.waiting = 0
         self._context = context
+        self._tracing = context.tracing
         self._waiting_max = waiting_max
         self._link = link
         self._route = route
@@ -168,12 +170,26 @@ class RpcCalls:
         call(self, one)
 
     def _command(self, request: Request) -> None:
+        # Where the caller's own trace stands; nobody is refused for saying so to a server that does not trace.
+        parent = request.params.pop("traceparent", None)
+        if self._tracing is None:
+            self._batch.append(self._envelope(request))
+            return
+        try:
+            envelope = self._envelope(request)
+        except RequestError as error:
+            self._tracing.rpc_refused(request.method, text_of(parent), error.code)
+            raise
+        command: Any = envelope.command
+        self._batch.append(traced(envelope, self._tracing.rpc(request.method, text_of(parent), command)))
+
+    def _envelope(self, request: Request) -> Envelope:
         method, params = request.method, request.params
         scope = self._context.authenticator.scope(self._principal, self._namespace(params), method)
         command = command_from(method, params, scope, Dialect.MSGPACK)
         is_waiting = waits(command)
         self._count(is_waiting)
-        self._batch.append(Envelope(command, self, _Call(request.msgid, command, scope.operator, is_waiting)))
+        return Envelope(command, self, _Call(request.msgid, command, scope.operator, is_waiting))
 
     def _count(self, is_waiting: bool) -> None:
         """One more is in flight, or waits."""
@@ -229,6 +245,7 @@ class RpcCalls:
         self._say(request.msgid, told)
 
     def _batched(self, request: Request) -> None:
+        request.params.pop("traceparent", None)
         batch = operations.Batch.read(self._context, self._principal, request.params, Dialect.MSGPACK)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)

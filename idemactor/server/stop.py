@@ -45,31 +45,74 @@ def _has_terminal() -> bool:
     return True
 
 
-@contextlib.contextmanager
-def told_to_stop(reload: Callable[[], None]) -> Iterator[trio.Event]:
-    """An event that is set by the first of ``STOP_SIGNALS``, or by SIGHUP from a terminal that closes.
+class Told:
+    """Whether a signal said to stop, or to reload.
 
-    If it came, they are ignored afterwards: what is tidied up after the body is not to be cut off either. Else they
-    mean again what they meant before. Only for the main thread.
-
-    Args:
-        reload: Called in the loop after any other SIGHUP; must not raise.
+    Attributes:
+        starting: A scope around everything; it is cancelled by a signal that comes before ``started``, when nobody was
+            served yet and there is nobody to answer.
     """
-    told = trio.Event()
+
+    def __init__(self) -> None:
+        self.starting = trio.CancelScope()
+        self._heard = trio.Event()
+        self._started = False
+        self._reload: Callable[[], None] | None = None
+        self._hung_up = False
+
+    def started(self) -> None:
+        """From now on callers are served: a signal is for ``wait`` to tell."""
+        self._started = True
+
+    def reload_with(self, reload: Callable[[], None]) -> None:
+        """From now on ``reload`` is called at each ``hang_up``, and at once where there was one; it must not raise."""
+        self._reload = reload
+        if self._hung_up and not self.is_set():
+            reload()
+
+    def hang_up(self) -> None:
+        """A SIGHUP came that says to reload; whoever stops already does not."""
+        self._hung_up = True
+        if self._reload is not None and not self.is_set():
+            self._reload()
+
+    def hear(self) -> None:
+        """A signal came that says to stop."""
+        self._heard.set()
+        if not self._started:
+            self.starting.cancel()
+
+    def is_set(self) -> bool:
+        """Whether one said to stop."""
+        return self._heard.is_set()
+
+    async def wait(self) -> None:
+        """Wait until one does."""
+        await self._heard.wait()
+
+
+@contextlib.contextmanager
+def told_to_stop() -> Iterator[Told]:
+    """Told by the first of ``STOP_SIGNALS``, or by SIGHUP from a terminal that closes; any other SIGHUP says to reload.
+
+    If it came, all signals are ignored afterwards: what is tidied up after the body is not to be cut off either. Else
+    they mean again what they meant before. Only for the main thread.
+    """
+    told = Told()
     token = trio.lowlevel.current_trio_token()
     terminal = Terminal()
 
     def tell(*_: object) -> None:
-        token.run_sync_soon(told.set, idempotent=True)
+        token.run_sync_soon(told.hear, idempotent=True)
 
     def hang_up(*_: object) -> None:
         token.run_sync_soon(heed, idempotent=True)
 
     def heed() -> None:
         if terminal.closed:
-            told.set()
-        elif not told.is_set():
-            reload()
+            told.hear()
+        else:
+            told.hang_up()
 
     handlers = {**dict.fromkeys(STOP_SIGNALS, tell), signal.SIGHUP: hang_up}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from idemactor.core.clock import Sequencer
-from idemactor.core.commands import AckEvent, Command
+from idemactor.core.commands import AckEvent, Command, NackEvent
 from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.ledger import Ledger, Ticket
 from idemactor.core.limits import POLL_BYTES_MAX
@@ -57,17 +57,15 @@ async def recall(engine: Engine, ledger: Ledger[T], sequencer: Sequencer) -> Non
         outbox.complete_to = rows[-1].seq
 
 
-async def look_up_acknowledged(engine: Engine, ledger: Ledger[T], commands: Iterable[Command]) -> None:
-    """While the outbox is still being read: have the events that are acknowledged, to see whose they are.
+async def look_up_fetched(engine: Engine, ledger: Ledger[T], commands: Iterable[Command]) -> None:
+    """Have the events that somebody fetched and speaks of, to see whose they are.
 
     Raises:
         StorageError: The disk cannot be read.
     """
-    if ledger.outbox.recalled:
-        return
-    seqs = [c.seq for c in commands if isinstance(c, AckEvent) and c.seq > ledger.outbox.complete_to]
+    seqs = [command.seq for command in commands if type(command) is AckEvent or type(command) is NackEvent]
     if seqs:
-        ledger.unread = await engine.load_events(seqs)
+        ledger.fetched = await engine.load_events(seqs)
 
 
 async def take(engine: Engine, ledger: Ledger[T], query: Take, now: int) -> Taken:

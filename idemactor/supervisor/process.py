@@ -100,6 +100,7 @@ def _live(work: Callable[[Callable[[bytes], None]], None], told: int, parent: in
     try:
         _die_with(parent)
         _take_signals_anew()
+        os.set_blocking(told, False)
         code = _carry_out(work, lambda data: _tell(told, data))
     except BaseException:
         traceback.print_exc()
@@ -122,8 +123,8 @@ def _carry_out(work: Callable[[Callable[[bytes], None]], None], tell: Callable[[
 
 
 def _tell(descriptor: int, data: bytes) -> None:
-    # A parent that is gone takes this process with it.
-    with contextlib.suppress(BrokenPipeError):
+    # A parent that is gone takes this process with it, and one that was stopped and does not read must not stop it.
+    with contextlib.suppress(BrokenPipeError, BlockingIOError):
         os.write(descriptor, data)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from idemactor.core import limits
+from idemactor.core.commands import Command, Dispatch
 from idemactor.core.delivery import Intent, NewEvent
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.contents import (
@@ -164,3 +166,20 @@ def _check_events_size(name: str, events: list[NewEvent]) -> None:
 
 INTENT: Final = Kind(INTENT_SCHEMA, _intent_reader)
 EVENTS: Final = Kind(_EVENTS_SCHEMA, _events_reader)
+
+
+def out_of_line(commands: Sequence[Command | None]) -> dict[int, InvalidRequest]:
+    """What of a batch is refused because an earlier call of it has the same ``order_key``, by its place in the batch.
+
+    The calls of a batch are accepted side by side, shard by shard: nobody could say which of the two came first.
+    """
+    seen: set[tuple[str, str, str]] = set()
+    refused: dict[int, InvalidRequest] = {}
+    for place, command in enumerate(commands):
+        if isinstance(command, Dispatch) and command.order_key is not None:
+            line = (command.identity.tenant, command.identity.namespace, command.order_key)
+            if line in seen:
+                detail = "an earlier call of this batch has the same order_key: the two could be accepted in any order"
+                refused[place] = InvalidRequest(detail, field="order_key")
+            seen.add(line)
+    return refused

@@ -176,8 +176,8 @@ def ack_from(members: Mapping[str, object], scope: Scope, dialect: Dialect) -> A
     values = members_of(_OUTBOX["ack", dialect], members)
     identity, token = _whose(values, scope), values["token"]
     if _is_event(values, "outcome", "ttl_ms"):
-        return AckEvent(identity, token)
-    return Commit(identity, token, values.get("outcome"), values.get("ttl_ms"))
+        return AckEvent(identity, token, values["id"])
+    return Commit(identity, token, values.get("outcome"), values.get("ttl_ms"), operation_id=values["id"])
 
 
 def nack_from(members: Mapping[str, object], scope: Scope, dialect: Dialect, now_ms: int) -> Nack:
@@ -199,14 +199,15 @@ def nack_from(members: Mapping[str, object], scope: Scope, dialect: Dialect, now
     identity, token = _whose(values, scope), values["token"]
     due_at = now_ms + values.get("delay_ms", NACK_DELAY_MS)
     if _is_event(values, "outcome", "failed", "reason"):
-        return NackEvent(identity, token, due_at)
+        return NackEvent(identity, token, values["id"], due_at)
     if values.get("failed"):
         _refuse(values, "delay_ms", because="what failed is not tried again")
         if scope.policy.dispatch.on_failure is OnFailure.RELEASE:
-            return Release(identity, token, values.get("reason"), failed=True)
-        return Commit(identity, token, values.get("outcome"), failed=True)
+            return Release(identity, token, values.get("reason"), failed=True, operation_id=values["id"])
+        return Commit(identity, token, values.get("outcome"), failed=True, operation_id=values["id"])
     _refuse(values, "outcome", because="what is tried again has no outcome yet")
-    return Postpone(identity, token, due_at, perhaps_sent=False, reason=values.get("reason"))
+    reason = values.get("reason")
+    return Postpone(identity, token, due_at, perhaps_sent=False, reason=reason, operation_id=values["id"])
 
 
 def _whose(values: Mapping[str, Any], scope: Scope) -> Identity:

@@ -7,8 +7,10 @@ from typing import Final, get_args
 
 from idemactor.core.queries import Inspect, Query
 from idemactor.core.replies import Overloaded
+from idemactor.server.tracing import Tracing
 from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS, Router
+from idemactor.shard.tracing import traced
 from idemactor.wire.crossing import answer_data, command_of
 from idemactor.workers.messages import STANDING, TOLD, Message, packer
 
@@ -16,6 +18,8 @@ UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of answers that the other worker has not read yet; with more, what it asks is refused as overload."""
 
 
+_ASKED_FIELDS: Final = 4
+"""Of a call whose trace does not go along."""
 _QUERIES: Final = frozenset(get_args(Query))
 
 
@@ -44,6 +48,7 @@ class Incoming:
         route: Where commands go, see ``Router.route``.
         send: Sends bytes back; never blocks.
         unread_bytes: How many of them the other has not read.
+        tracing: Goes on with traces that began there; None: nobody follows calls.
 
     Attributes:
         closed: The connection is gone, and with it everybody who waits behind it.
@@ -55,19 +60,21 @@ class Incoming:
         route: Callable[[Sequence[Envelope]], None],
         send: Callable[[bytes], None],
         unread_bytes: Callable[[], int],
+        tracing: Tracing | None = None,
     ) -> None:
         self.closed = False
         self._router = router
         self._route = route
         self._send = send
         self._unread_bytes = unread_bytes
+        self._tracing = tracing
         self._pack = packer()
         self._waiters: dict[int, _Waiter] = {}
         self._taken: list[Envelope] = []
 
     def asked(self, message: Message) -> None:
         """Take a call; a command goes to its shard with ``hand_over``."""
-        _, call, shard, data = message
+        call, shard, data = message[1:4]
         command = command_of(data)
         sink: Incoming | _Waiter = self
         if waits(command):
@@ -75,7 +82,10 @@ class Incoming:
         elif type(command) in _QUERIES:
             self._ask(shard, Envelope(command, self, call))
             return
-        self._taken.append(Envelope(command, sink, call))
+        envelope = Envelope(command, sink, call)
+        if len(message) > _ASKED_FIELDS and self._tracing is not None:
+            envelope = traced(envelope, self._tracing.crossed(message[_ASKED_FIELDS], command))
+        self._taken.append(envelope)
 
     def hand_over(self) -> None:
         """Send on what was taken since the last time, in order."""

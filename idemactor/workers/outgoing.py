@@ -11,6 +11,7 @@ from typing import Final
 
 from idemactor.core.replies import Unavailable
 from idemactor.shard.mailbox import Answer, Envelope, Sink, waits
+from idemactor.shard.tracing import Traced
 from idemactor.wire.crossing import answer_of, command_data
 from idemactor.workers.messages import ASKED, LEFT, Message, packer
 
@@ -48,7 +49,11 @@ class Outgoing:
         for envelope in taken:
             command = envelope.command
             call += 1
-            pieces.append(pack((ASKED, call, shard, command_data(command))))
+            tag = envelope.tag
+            if type(tag) is Traced:
+                pieces.append(pack((ASKED, call, shard, command_data(command), tag.call.carrier())))
+            else:
+                pieces.append(pack((ASKED, call, shard, command_data(command))))
             opened[call] = envelope
             if waits(command):
                 self._waiting[call] = envelope

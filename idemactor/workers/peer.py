@@ -10,6 +10,7 @@ import trio
 
 from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
+from idemactor.server.tracing import Tracing
 from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
@@ -53,19 +54,29 @@ class Peer:
         census: Learns how many keys the other has.
         report: This worker's metrics as text.
         bell: This worker's.
+        tracing: This worker's; None: nobody follows calls.
 
     Attributes:
         up: An event that is set while the other is there.
         standings: How its shards stood when they were last asked, by number.
     """
 
-    def __init__(self, here: int, number: int, census: SharedCensus, report: Callable[[], str], bell: Bell) -> None:
+    def __init__(
+        self,
+        here: int,
+        number: int,
+        census: SharedCensus,
+        report: Callable[[], str],
+        bell: Bell,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.number = number
         self.up = trio.Event()
         self.standings: dict[int, Standing] = {}
         self._hello: Message = (HELLO, here)
         self._census = census
         self._report = report
+        self._tracing = tracing
         self._bell = bell
         self._pack = packer()
         self._outgoing = Outgoing()
@@ -175,7 +186,7 @@ class Peer:
             self._changed.set()
 
         self._outbox = outbox = Outbox(stream, WRITE_MS, changed)
-        incoming = Incoming(router, lane.route, self._put, lambda: outbox.waiting_bytes)
+        incoming = Incoming(router, lane.route, self._put, lambda: outbox.waiting_bytes, self._tracing)
         reader = _Reader(lambda messages: self._take(messages, incoming))
         fd = stream.socket.fileno()
         self.send(self._hello)

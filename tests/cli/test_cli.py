@@ -17,6 +17,7 @@ from idemactor import __version__
 from idemactor.cli.main import main
 from idemactor.config import ServerConfig
 from idemactor.errors import StartError, StorageError
+from idemactor.server.service_manager import Inherited, ServiceManager
 from idemactor.storage.check import Finding, Report, Severity, ShardReport
 
 
@@ -29,10 +30,19 @@ class FakeNode(types.ModuleType):
         self.failure: BaseException | None = None
 
     async def run(
-        self, config: ServerConfig, *, load: Callable[[], ServerConfig], announce: Callable[[str], None]
+        self,
+        config: ServerConfig,
+        *,
+        load: Callable[[], ServerConfig],
+        announce: Callable[[str], None],
+        sockets: Inherited,
+        manager: ServiceManager,
     ) -> None:
         # What it was started with is what would be read again.
         assert load() == config
+        # Nobody passed anything on, and nobody is to be told.
+        assert not sockets.sockets
+        assert manager.beat_ms is None
         await trio.lowlevel.checkpoint()
         self.configs.append(config)
         if self.failure is not None:

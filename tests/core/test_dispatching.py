@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from idemactor.core.commands import Cancel, Claim, Commit, Dispatch, Lapse, Postpone, Release, Watch
+from idemactor.core.commands import Cancel, Claim, Commit, Dispatch, Lapse, Postpone, Release, Reserve, Watch
 from idemactor.core.decide import decide
 from idemactor.core.decision import Fresh
 from idemactor.core.delivery import Ending, Intent, OperationState
@@ -118,7 +118,7 @@ dispatch-none      new    again  again  again  again  again  again  again  again
 claim              later  claim  later  later  later  claim  later  later  later  later  later  later  later  later
 lapse              later  later  later  later  lapse  later  later  later  later  later  later  later  later  later
 lapse-own          later  later  later  later  later  later  later  later  later  later  later  later  later  later
-postpone-match     none   same   same   same   back   back   back   back   already already already none none none
+postpone-match     none   stale  same   same   back   back   back   back   already already already none none none
 postpone-stale     none   stale  stale  stale  stale  stale  stale  stale  already already already none none none
 cancel             none   cancel cancel locked locked locked locked locked locked locked locked again  locked locked
 cancel-other       none   none   none   none   none   none   none   none   none   none   none   none   none   none
@@ -126,14 +126,14 @@ watch              none   state  state  state  state  state  state  state  state
 watch-other        none   none   none   none   none   none   none   none   none   none   none   none   none   none
 reserve            grant  busy   busy   busy   busy   doubt  doubt  doubt  done   done   done   grant  grant  grant
 accept             accept busy   busy   busy   busy   doubt  doubt  doubt  done   done   done   accept accept accept
-commit-match       none   commit commit commit commit commit commit commit again  again  again  proof  proof  proof
-commit-failed      none   commit commit commit commit commit commit commit again  again  again  proof  proof  proof
+commit-match       none   stale  commit commit commit commit commit commit again  again  again  proof  proof  proof
+commit-failed      none   stale  commit commit commit commit commit commit again  again  again  proof  proof  proof
 commit-stale       none   stale  stale  stale  stale  stale  stale  stale  stale  stale  stale  none   none   none
-release-match      none   free   free   free   free   free   free   free   already already already again again again
-release-failed     none   free   free   free   free   free   free   free   already already already again again again
+release-match      none   stale  free   free   free   free   free   free   already already already again again again
+release-failed     none   stale  free   free   free   free   free   free   already already already again again again
 extend-match       none   stale  stale  stale  extend extend extend doubt  already already already none none none
 extend-stale       none   stale  stale  stale  stale  stale  stale  stale  already already already none none none
-doubt-match        none   said   said   said   said   said   said   again  already already already none none none
+doubt-match        none   stale  said   said   said   said   said   again  already already already none none none
 settle-match       none   busy   busy   busy   busy   commit commit commit again  again  again  none   none   none
 settle-stale       none   busy   busy   busy   busy   stale  stale  stale  again  again  again  none   none   none
 free-match         none   busy   busy   busy   busy   free   free   free   already already already again again again
@@ -670,3 +670,24 @@ def test_endings_are_stored_by_number() -> None:
         ("CANCELLED", 3),
         ("RELEASED", 4),
     ]
+
+
+def test_whoever_fetched_it_names_the_operation_and_nothing_else_is_meant() -> None:
+    play = situation("trying")
+    for word in (
+        Commit(KEY, play.token, operation_id="other"),
+        Release(KEY, play.token, operation_id="other"),
+        Postpone(KEY, play.token, play.now, perhaps_sent=False, operation_id="other"),
+    ):
+        assert play.do(word) == Stale(1)
+    assert play.state is OperationState.DELIVERING
+    assert isinstance(play.do(Commit(KEY, play.token, operation_id=play.operation_id)), Committed)
+
+
+def test_a_key_that_was_only_reserved_was_fetched_by_nobody() -> None:
+    play = desk()
+    reserved = play.do(Reserve(KEY))
+    assert isinstance(reserved, Reserved)
+    assert play.do(Commit(KEY, reserved.token, operation_id=reserved.operation_id)) == Stale(1)
+    assert play.do(Release(KEY, reserved.token, failed=True, operation_id=reserved.operation_id)) == Stale(1)
+    assert isinstance(play.do(Commit(KEY, reserved.token)), Committed)

@@ -21,7 +21,7 @@ from idemactor.core.commands import (
     Release,
     Watch,
 )
-from idemactor.core.delivery import Intent, Kind, NewEvent, OperationState
+from idemactor.core.delivery import Event, Intent, Kind, NewEvent, OperationState
 from idemactor.core.keys import Identity
 from idemactor.core.limits import OUTBOX_ENTRIES_MAX
 from idemactor.core.outbox import ASIDE_MS, HEADS_MAX, Outbox
@@ -40,7 +40,9 @@ from idemactor.core.replies import (
     OutboxFull,
     Postponed,
     Released,
+    Reply,
     Reserved,
+    Stale,
     Unknown,
     Watched,
 )
@@ -486,6 +488,16 @@ def test_a_commit_announces_its_events_once_and_in_order() -> None:
     assert offered(desk, take(kinds=(Kind.INTENT,))) == ([], [])
 
 
+def said(desk: Desk, command: AckEvent | NackEvent, *kept: Event) -> Reply:
+    """What is told of an event, where the disk has those that are kept."""
+    desk.ledger.begin(desk.now)
+    desk.ledger.fetched = {event.seq: event for event in kept}
+    desk.ledger.apply(Caller("c"), command)
+    desk.work = desk.ledger.finish()
+    [(_, reply)] = desk.work.replies
+    return reply
+
+
 def test_an_event_is_shown_to_one_and_again_after_a_while_until_it_is_acknowledged() -> None:
     desk = shop()
     committed(desk, EVENT)
@@ -497,25 +509,28 @@ def test_an_event_is_shown_to_one_and_again_after_a_while_until_it_is_acknowledg
     assert offered(desk, take()) == ([], [])
     desk.now += 40
     assert offered(desk, take()) == ([event.seq], [])
-    assert desk.one(NackEvent(KEY, event.seq, desk.now + 7)) == Nacked(desk.now + 7)
+    assert said(desk, NackEvent(KEY, event.seq, event.id, desk.now + 7), event) == Nacked(desk.now + 7)
     assert offered(desk, take()) == ([], [])
-    assert desk.one(NackEvent(KEY, event.seq, 0)) == Nacked(desk.now)
+    assert said(desk, NackEvent(KEY, event.seq, event.id, 0), event) == Nacked(desk.now)
     assert offered(desk, take()) == ([event.seq], [])
-    assert desk.one(AckEvent(KEY._replace(tenant="zeta"), event.seq)) == Acked(repeated=True)
-    assert desk.one(AckEvent(KEY, event.seq)) == Acked(repeated=False)
+    assert said(desk, AckEvent(KEY._replace(tenant="zeta"), event.seq, event.id), event) == Acked(repeated=True)
+    assert said(desk, AckEvent(KEY._replace(key="other"), event.seq, event.id), event) == Stale(None)
+    assert said(desk, NackEvent(KEY, event.seq, "other.1", 0), event) == Stale(None)
+    assert said(desk, AckEvent(KEY, event.seq, event.id), event) == Acked(repeated=False)
     assert desk.work.acked == [event.seq]
-    assert desk.one(AckEvent(KEY, event.seq)) == Acked(repeated=True)
-    assert desk.one(NackEvent(KEY, event.seq, 0)) == Acked(repeated=True)
+    assert said(desk, AckEvent(KEY, event.seq, event.id)) == Acked(repeated=True)
+    assert said(desk, NackEvent(KEY, event.seq, event.id, 0)) == Acked(repeated=True)
     assert desk.work.acked == []
 
 
 def test_events_of_one_order_key_come_one_after_the_other() -> None:
     desk = shop()
     committed(desk, *events(2, order_key="a"), EVENT)
-    first, second, free = (event.seq for event in desk.work.events)
+    announced = tuple(desk.work.events)
+    first, second, free = (event.seq for event in announced)
     assert offered(desk, take()) == ([free], [Turn("acme", Kind.EVENT, "a", first)])
     assert offered(desk, take(turns=(Turn("acme", Kind.EVENT, "a", first),))) == ([first, free], [])
-    desk.one(AckEvent(KEY, first))
+    said(desk, AckEvent(KEY, first, announced[0].id), announced[0])
     assert desk.ledger.outbox.take_moves().lines == [("acme", "trade", Kind.EVENT, "a")]
     assert offered(desk, take()) == ([free], [Turn("acme", Kind.EVENT, "a", second)])
 

@@ -162,6 +162,25 @@ def test_counts_are_added_up_over_the_shards_that_answer(metrics: Metrics) -> No
     assert ("idemactor_waiting", frozenset({("shard", "2")})) not in found
 
 
+def test_the_oldest_in_doubt_of_each_namespace(metrics: Metrics) -> None:
+    def doubting(number: int, *oldest: tuple[tuple[str, str], int]) -> ShardStanding:
+        inspected = Inspected((), None, 0, 0, oldest_in_doubt_at=oldest)
+        return ShardStanding(number, 0, False, True, inspected)
+
+    trade, other = ("acme", "trade"), ("acme", "other")
+    found = samples(
+        metrics, doubting(0, (trade, NOW_MS - 5_000), (other, NOW_MS + 7)), doubting(1, (trade, NOW_MS - 60_000))
+    )
+    assert value(found, "oldest_in_doubt_age_seconds", tenant="acme", namespace="trade") == 60
+    assert value(found, "oldest_in_doubt_age_seconds", tenant="acme", namespace="other") == 0
+
+
+def test_when_a_shard_last_wrote(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.1239)
+    metrics.batch_written(3, 1, 0.1, 0.1)
+    assert value(samples(metrics), "last_write_timestamp_seconds", shard="3") == 1_700_000_000.124
+
+
 def test_nothing_pends(metrics: Metrics) -> None:
     assert value(samples(metrics, standing(0)), "oldest_pending_age_seconds") == 0
 

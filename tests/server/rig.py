@@ -22,6 +22,7 @@ from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
+from idemactor.server.tracing import Tracing
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.router import Router
@@ -81,6 +82,7 @@ async def running(
     sources: Mapping[str, Source] = SHIPPED,
     watch: Watch | None = None,
     observer: Observer | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
@@ -103,6 +105,7 @@ async def running(
                 metrics,
                 ShardSettings(mailbox_max=mailbox_max),
                 opened,
+                tracer=tracing,
                 bell=bell,
                 sequencer=sequencer,
             )
@@ -113,6 +116,7 @@ async def running(
     authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms, seen.forged), watch)
     context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms, bell=bell)
     context.sources = sources
+    context.tracing = tracing
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)

@@ -474,3 +474,27 @@ async def test_a_batch_dispatches(autojump_clock: MockClock) -> None:
             "IDEMPOTENCY_INVALID_REQUEST",
             "IDEMPOTENCY_INVALID_REQUEST",
         ]
+
+
+async def test_two_calls_of_a_batch_have_no_order_between_them(autojump_clock: MockClock) -> None:
+    async with serving_http(autojump_clock) as client:
+        ops = [
+            {"op": "dispatch", "namespace": "default", "key": key, "intent": intent(key), "order_key": order_key}
+            for key, order_key in (("a", "acc"), ("b", "acc"), ("c", "other"), ("d", None), ("e", None))
+        ]
+        told = (await client.post("/v1/batch", {"ops": ops})).json["results"]
+        assert [one.get("result") for one in told] == ["accepted", None, "accepted", "accepted", "accepted"]
+        assert (told[1]["code"], told[1]["field"]) == ("IDEMPOTENCY_INVALID_REQUEST", "order_key")
+
+
+async def test_an_ack_is_of_the_entry_that_it_names(autojump_clock: MockClock) -> None:
+    async with serving_http(autojump_clock) as client:
+        await dispatched(client, "a")
+        [entry] = await polled(client)
+        named = {"key": "a", "token": entry["token"]}
+        for call in ("ack", "nack"):
+            (await client.post(f"{V1}/outbox/{call}", {**named, "id": NO_ID})).problem(409, "STALE_TOKEN")
+        held = (await client.post(f"{V1}/reserve", {"key": "held"})).json
+        wrong = {"key": "held", "token": held["token"], "id": held["operation_id"]}
+        (await client.post(f"{V1}/outbox/ack", wrong)).problem(409, "STALE_TOKEN")
+        assert (await client.post(f"{V1}/outbox/ack", {**named, "id": entry["id"]})).json["result"] == "committed"

@@ -11,6 +11,7 @@ import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Callable, Sequence
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -43,7 +44,7 @@ class Recording(HttpDoor):
     """A guard that only remembers what it was given, and what came after that."""
 
     def __init__(self) -> None:
-        super().__init__(build_app(cast("ServerContext", None)))
+        super().__init__(build_app(cast("ServerContext", SimpleNamespace(tracing=None))))
         self.given: list[bytes] = []
         self.got: list[bytes] = []
 

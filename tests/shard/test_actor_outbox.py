@@ -414,7 +414,9 @@ async def test_while_the_outbox_is_read_an_event_is_acknowledged_by_its_tenant_a
     async with dispatching(disk) as rig:
         last = max(disk.events)
         foreign = identity("k")._replace(tenant="zeta")
-        calls = rig.send(AckEvent(foreign, last), AckEvent(identity("k"), last), AckEvent(identity("k"), last + 1))
+        name = disk.events[last].id
+        mine = identity("k")
+        calls = rig.send(AckEvent(foreign, last, name), AckEvent(mine, last, name), AckEvent(mine, last + 1, name))
         told = [await call.wait() for call in calls]
         assert not rig.shard._ledger or not rig.shard._ledger.outbox.recalled
         assert told == [Acked(repeated=True), Acked(repeated=False), Acked(repeated=True)]
@@ -463,16 +465,16 @@ async def test_events_are_polled_hidden_shown_again_and_acknowledged() -> None:
         assert [first.event.id[-2:], second.event.id[-2:]] == [".1", ".2"]
         assert (first.attempt, first.lease_expires_at) == (1, START_MS + LEASE_MS)
         assert (await take(rig)).events == ()
-        assert await rig.one(AckEvent(identity("k"), first.event.seq), Acked) == Acked(repeated=False)
+        assert await rig.one(AckEvent(identity("k"), first.event.seq, first.event.id), Acked) == Acked(repeated=False)
         assert list(rig.disk.events) == [second.event.seq]
         await trio.sleep(LEASE_MS / 1_000)
         (again,) = (await take(rig)).events
         assert (again.event, again.attempt) == (second.event, 2)
-        await rig.one(NackEvent(identity("k"), again.event.seq, START_MS + 800), Nacked)
+        await rig.one(NackEvent(identity("k"), again.event.seq, again.event.id, START_MS + 800), Nacked)
         assert (await take(rig)).next_at == START_MS + 800
         await trio.sleep(0.3)
         assert [one.attempt for one in (await take(rig)).events] == [3]
-        await rig.one(AckEvent(identity("k"), again.event.seq), Acked)
+        await rig.one(AckEvent(identity("k"), again.event.seq, again.event.id), Acked)
         assert rig.disk.events == {}
 
 
@@ -490,10 +492,10 @@ async def test_events_come_with_their_commit_or_not_at_all_and_an_ack_counts_onc
         await trio.sleep(LEASE_MS / 1_000)
         (event,) = (await take(rig)).events
         rig.disk.faults.append(fault)
-        await rig.one(AckEvent(identity("k"), event.event.seq), Unavailable)
+        await rig.one(AckEvent(identity("k"), event.event.seq, event.event.id), Unavailable)
         # What was shown is forgotten with the memory: it is shown again, unless the acknowledgement was kept.
         assert len((await take(rig)).events) == int(not fault.applied)
-        await rig.one(AckEvent(identity("k"), event.event.seq), Acked)
+        await rig.one(AckEvent(identity("k"), event.event.seq, event.event.id), Acked)
         assert rig.disk.events == {}
 
 

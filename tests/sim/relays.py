@@ -197,10 +197,10 @@ class Relay(Caller):
         if roll < 0.2:
             return
         if roll < 0.35:
-            await self.persist(NackEvent(event.identity, event.seq, self.hub.now_ms() + 20))
+            await self.persist(NackEvent(event.identity, event.seq, event.id, self.hub.now_ms() + 20))
             return
         self.hub.shown.append(("acked", taken))
-        await self.persist(AckEvent(event.identity, event.seq))
+        await self.persist(AckEvent(event.identity, event.seq, event.id))
 
 
 class Reconciler(Caller):

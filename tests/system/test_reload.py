@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,23 @@ def test_first_tokens_close_a_server_that_was_open(home: Path) -> None:
         reload(server, head + tokens(ann="caller"))
         assert code_of(rpc) == "IDEMPOTENCY_UNAUTHENTICATED"
         assert status(server, "ann") == 201
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_comes_during_the_start_is_not_forgotten(home: Path, workers: int) -> None:
+    head = HEAD.format(workers=workers).replace("shards = 4", "shards = 64")
+    server = Server(home, head + tokens(bob="caller"))
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    try:
+        # The file was read and signals are listened to; making the shards takes its time.
+        eventually((home / "data").exists, 60)
+        server.config_path.write_text(head + tokens(ann="caller"))
+        server.signal(signal.SIGHUP)
+        starting.join()
+        eventually(lambda: status(server, "bob") == 401)
+        assert status(server, "ann") == 201
+        assert events(server, "tokens_reloaded")[0]["removed"] == ["bob"]
+        assert server.terminate() == 0
+    finally:
+        server.kill()

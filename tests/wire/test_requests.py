@@ -223,8 +223,8 @@ def test_each_call_builds_what_its_table_says() -> None:
     replaced = {"payload", "payload_json", "key", "source", "request"}
     for op, table in CALLS.items():
         built = type(command_from(op, MINIMAL[op], SCOPE, Dialect.JSON))
-        # That it failed is said of an operation that was fetched: outbox.nack says it.
-        others = {"identity", "failed"}
+        # What is said of an operation that was fetched: outbox.ack and outbox.nack say it.
+        others = {"identity", "failed", "operation_id"}
         assert {field.name for field in table} - replaced == {field.name for field in fields(built)} - others
 
 

@@ -142,7 +142,8 @@ async def test_of_connections_that_wait_for_one_to_end_the_latest_is_served(monk
         nursery.start_soon(workers.connect, 0, 1)
         await settled()
         may_close.set()
-        await settled()
+        with trio.fail_after(10):
+            await workers.linked(0, 1)
         assert isinstance(await workers[0].one(reserve(THERE)), Reserved)
         assert isinstance(await workers[1].one(reserve(HERE)), Reserved)
 

@@ -230,6 +230,11 @@ class Upstream:
         self._idle: list[_Link] = []
 
     @property
+    def origin(self) -> Origin:
+        """Where it is."""
+        return self._origin
+
+    @property
     def authority(self) -> str:
         """Its ``Host``."""
         return self._origin.authority
