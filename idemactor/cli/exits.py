@@ -31,6 +31,8 @@ class Exit(enum.IntEnum):
     UNTOLD = 21
     NOT_DONE = 22
     UNCANCELLABLE = 23
+    CONFLICT = 24
+    DAMAGED = 25
     CANNOT_EXECUTE = 126
     NO_SUCH_COMMAND = 127
 
@@ -58,6 +60,8 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.UNTOLD: "run: the command ended, and the server could not be told how",
     Exit.NOT_DONE: "operation: it ended, and was not done: failed, expired, cancelled or released",
     Exit.UNCANCELLABLE: "cancel: too late, something may have been sent",
+    Exit.CONFLICT: "import: keys are there already, with something else",
+    Exit.DAMAGED: "backup, restore, ...: what was read is damaged",
     Exit.CANNOT_EXECUTE: "run: the command cannot be executed",
     Exit.NO_SUCH_COMMAND: "run: there is no such command",
 }

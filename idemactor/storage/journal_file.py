@@ -153,6 +153,16 @@ def read_all(connection: apsw.Connection) -> dict[int, Held]:
     return held
 
 
+def read_shard(connection: apsw.Connection, shard: int) -> Held:
+    """What the journal holds of a shard.
+
+    Raises:
+        apsw.Error: It cannot be read.
+    """
+    dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
+    return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
+
+
 class JournalFile(WalFile[int]):
     """The connection to the journal; ``open`` returns the highest number that it ever held, 0 for a new one."""
 
@@ -182,12 +192,7 @@ class JournalFile(WalFile[int]):
         Raises:
             StorageError: The file is broken, or reading it failed.
         """
-
-        def question(connection: apsw.Connection) -> Held:
-            dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
-            return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
-
-        return self.read(question)
+        return self.read(read_shard, shard)
 
     def drop(self, done: Mapping[int, int]) -> None:
         """Drop what the shards' own files hold; a failure leaves it for the next time."""

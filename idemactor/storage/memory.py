@@ -81,10 +81,10 @@ class MemoryDisk:
         self.events.update((event.seq, event) for event in batch.events)
         for seq in batch.acked:
             self.events.pop(seq, None)
-        known = {stored.incident.token for stored in self.incidents.values()}
+        known = {(stored.incident.token, stored.incident.identity) for stored in self.incidents.values()}
         for incident in batch.incidents:
-            if incident.token not in known:
-                known.add(incident.token)
+            if (which := (incident.token, incident.identity)) not in known:
+                known.add(which)
                 self.last_incident_id += 1
                 self.incidents[self.last_incident_id] = StoredIncident(self.last_incident_id, incident)
         # After the new ones: what is acknowledged does not come back for its token.

@@ -166,7 +166,7 @@ class FakeCheck(types.ModuleType):
         self.paths: list[Path] = []
         self.answer: Report | Exception = report()
 
-    def check_directory(self, path: Path) -> Report:
+    def check_directory(self, path: Path, _progress: object) -> Report:
         self.paths.append(path)
         if isinstance(self.answer, Exception):
             raise self.answer

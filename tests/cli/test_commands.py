@@ -628,7 +628,8 @@ def test_an_address_or_a_certificate_that_is_none(
 
 # ----------------------------------------------------------------------------------------------------------- help pages
 
-ASKING = [name for name in main_module._COMMANDS if name not in ("serve", "check", "key", "outbox")]
+TOOLS = ("backup", "restore", "reshard", "export", "import")
+ASKING = [name for name in main_module._COMMANDS if name not in ("serve", "check", "key", "outbox", *TOOLS)]
 
 
 def command(name: str) -> click.Command:
