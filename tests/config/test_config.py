@@ -85,12 +85,20 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
         path = file.with_name(name)
         path.write_text("PEM")
         text = text.replace(name, str(path))
-    config = load_text(file, text, environment={"STRIPE_WEBHOOK_SECRET": "whsec_"})
+    config = load_text(
+        file,
+        text,
+        environment={
+            "STRIPE_WEBHOOK_SECRET": "whsec_",
+            "ORDERS_SIGNING_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        },
+    )
     assert config.server.shards == 4
     assert config.sources["stripe"].verify is not None
     assert [route.prefix for route in config.gateway.routes] == ["/orders"]
     assert config.http.client_ca == file.with_name("clients.pem")
     assert config.tokens[0].role is Role.CALLER
+    assert config.destinations["trade"].concurrency == 8
 
 
 def test_every_setting_is_read(file: Path) -> None:
