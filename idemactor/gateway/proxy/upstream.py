@@ -12,7 +12,7 @@ import contextlib
 import logging
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import h11
@@ -30,7 +30,7 @@ before it has read it all, and neither would go on."""
 
 _MS_PER_S: Final = 1_000
 _log = logging.getLogger(__name__)
-_BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
+BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, OSError)
 
 
 class NotSent(Exception):
@@ -71,27 +71,36 @@ class AnswerHead:
 
 
 @dataclass(slots=True, eq=False)
-class _Link:
+class Link:
     """One connection to an upstream."""
 
     stream: trio.abc.Stream
     protocol: h11.Connection
     idle_since: float = 0.0
+    _poll: select.poll | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
+        if isinstance(transport, trio.SocketStream):
+            self._poll = select.poll()
+            self._poll.register(transport.socket.fileno(), select.POLLIN)
 
     def is_quiet(self) -> bool:
         """Whether nothing came since the last answer: neither the end of the connection nor bytes nobody asked for."""
-        transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
-        if not isinstance(transport, trio.SocketStream):
-            return True
-        poll = select.poll()
-        poll.register(transport.socket.fileno(), select.POLLIN)
-        return not poll.poll(0)
+        return self._poll is None or not self._poll.poll(0)
+
+    async def receive(self) -> bytes:
+        """What comes next; nothing: the end of the connection. Raises: Lost."""
+        try:
+            return bytes(await self.stream.receive_some(READ_BYTES))
+        except BROKEN:
+            raise Lost("the connection to the upstream was lost") from None
 
 
 class Call:
     """One request under way, and its answer as it comes."""
 
-    def __init__(self, link: _Link, outgoing: Outgoing, *, reused: bool) -> None:
+    def __init__(self, link: Link, outgoing: Outgoing, *, reused: bool) -> None:
         self.reused = reused
         self._link = link
         self._protocol = link.protocol
@@ -120,9 +129,14 @@ class Call:
 
     async def _send(self) -> None:
         # Where sending fails the upstream may have answered all the same: that it wants no more, and why.
-        with self._sending, contextlib.suppress(*_BROKEN):
+        with self._sending, contextlib.suppress(*BROKEN):
             await self._link.stream.send_all(self._bytes)
             self._sent = True
+
+    def take_over(self, arrived: bytes, *, sent: bool) -> None:
+        """Somebody else sent the request, as a whole or not, and ``arrived`` is how the answer begins."""
+        self._sent = sent
+        self._protocol.receive_data(arrived)
 
     async def head(self, inform: Callable[[AnswerHead], Awaitable[None]]) -> AnswerHead:
         """The head of the answer; ``inform`` gets what comes before it, 100 left out.
@@ -181,11 +195,7 @@ class Call:
         return event
 
     async def _receive(self) -> None:
-        try:
-            data = await self._link.stream.receive_some(READ_BYTES)
-        except _BROKEN:
-            raise Lost("the connection to the upstream was lost") from None
-        self._protocol.receive_data(bytes(data))
+        self._protocol.receive_data(await self._link.receive())
 
     def _event(self) -> h11.Event | None:
         try:
@@ -200,7 +210,7 @@ class Call:
         return event
 
 
-def _call(link: _Link, outgoing: Outgoing, *, reused: bool) -> Call:
+def _call(link: Link, outgoing: Outgoing, *, reused: bool) -> Call:
     try:
         return Call(link, outgoing, reused=reused)
     except Exception as error:  # Whatever broke, nothing was sent.
@@ -227,7 +237,7 @@ class Upstream:
         self._limits = limits
         self._connect = connect or connector(origin)
         self._slots = trio.Semaphore(limits.concurrent_max)
-        self._idle: list[_Link] = []
+        self._idle: list[Link] = []
 
     @property
     def authority(self) -> str:
@@ -254,12 +264,32 @@ class Upstream:
             finally:
                 keep = call.finish()
         finally:
-            self._slots.release()
-            if keep:
-                link.idle_since = trio.current_time()
-                self._idle.append(link)
-            else:
-                await trio.aclose_forcefully(link.stream)
+            await self.give_back(link, keep=keep)
+
+    def borrow(self) -> Link | None:
+        """A used connection, with a place, without waiting for anything; None: ``call`` has to find one.
+
+        Whoever gets it calls ``give_back`` in the end.
+        """
+        if not self._idle or self._slots.statistics().tasks_waiting:
+            return None
+        link = self._idle[-1]
+        if link.idle_since <= self._oldest() or not link.is_quiet():
+            return None
+        try:
+            self._slots.acquire_nowait()
+        except trio.WouldBlock:
+            return None
+        return self._idle.pop()
+
+    async def give_back(self, link: Link, *, keep: bool) -> None:
+        """The end of a request; ``keep``: the connection is good for another. Waits for nothing where it is."""
+        self._slots.release()
+        if keep:
+            link.idle_since = trio.current_time()
+            self._idle.append(link)
+        else:
+            await trio.aclose_forcefully(link.stream)
 
     async def tidy(self) -> None:
         """Close what was idle for too long, for ever."""
@@ -272,7 +302,7 @@ class Upstream:
         links, self._idle = self._idle, []
         await self._close(links)
 
-    async def _link(self, connect_ms: int, fresh: bool) -> tuple[_Link, bool]:
+    async def _link(self, connect_ms: int, fresh: bool) -> tuple[Link, bool]:
         """A connection, with a place of the upstream's taken; whether it was used before."""
         try:
             with trio.fail_after(connect_ms / _MS_PER_S):
@@ -293,7 +323,7 @@ class Upstream:
         except Exception as error:  # Whatever broke, nothing was sent.
             raise NotSent(f"the upstream cannot be reached: {type(error).__name__}") from error
 
-    async def _kept(self) -> _Link | None:
+    async def _kept(self) -> Link | None:
         await self._close(self._stale())
         while self._idle:
             link = self._idle.pop()
@@ -302,18 +332,21 @@ class Upstream:
             await trio.aclose_forcefully(link.stream)
         return None
 
-    def _stale(self) -> list[_Link]:
+    def _stale(self) -> list[Link]:
         """The idle ones that are too old, taken out."""
-        oldest = trio.current_time() - self._limits.upstream_idle_ms / _MS_PER_S
+        oldest = self._oldest()
         stale = [link for link in self._idle if link.idle_since <= oldest]
         self._idle = [link for link in self._idle if link.idle_since > oldest]
         return stale
 
-    async def _open(self) -> _Link:
+    def _oldest(self) -> float:
+        return trio.current_time() - self._limits.upstream_idle_ms / _MS_PER_S
+
+    async def _open(self) -> Link:
         stream = await self._connect(self._origin)
-        return _Link(stream, h11.Connection(h11.CLIENT, self._limits.answer_header_bytes_max))
+        return Link(stream, h11.Connection(h11.CLIENT, self._limits.answer_header_bytes_max))
 
     @staticmethod
-    async def _close(links: list[_Link]) -> None:
+    async def _close(links: list[Link]) -> None:
         for link in links:
             await trio.aclose_forcefully(link.stream)
