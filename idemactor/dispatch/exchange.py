@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import logging
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -30,7 +30,6 @@ from idemactor.gateway.proxy.headers import (
 from idemactor.gateway.proxy.routes import CONNECT_MS_DEFAULT
 from idemactor.gateway.proxy.upstream import (
     AT_ONCE_BYTES,
-    BROKEN,
     AnswerHead,
     Call,
     Link,
@@ -46,6 +45,8 @@ from idemactor.wire.intent_headers import is_ours
 BODY_BYTES_MAX: Final = READ_BYTES_MAX
 """What of an answer is kept at most: more no outcome may have, and no rule looks into."""
 USER_AGENT: Final = "idemactor"
+_KINDS_OF_INTENTS: Final = 64
+"""For how many different sets of header fields it is remembered what is sent of them."""
 _MS_PER_S: Final = 1_000
 
 _log = logging.getLogger(__name__)
@@ -85,14 +86,20 @@ class Answer:
 def delivery_of(taken: TakenIntent, destination: Destination, signer: Signer, authority: str, now_ms: int) -> Outgoing:
     """The request that delivers an intent: its body and its own fields, and what makes a repeat recognisable."""
     intent = taken.intent
-    own = tuple(pair for pair in end_to_end(intent.headers) if not is_ours(pair[0]))
-    content_type = (("Content-Type", intent.content_type),) if intent.content_type else ()
+    own = _own_fields(intent.content_type, intent.headers)
     marks: Pairs = ((KEY_HEADER, taken.operation_id), (ATTEMPT_HEADER, str(taken.attempt)))
     if taken.perhaps_sent:
         marks = (*marks, TAKEOVER_MARK)
     signed = signer.headers(taken.operation_id, intent.body, now_ms)
-    pairs = (("Host", authority), *content_type, *_with_defaults(own), *marks, *signed)
+    pairs = (("Host", authority), *own, *marks, *signed)
     return Outgoing("POST", destination.endpoint.of(taken.operation_id), pairs, intent.body)
+
+
+@functools.lru_cache(_KINDS_OF_INTENTS)
+def _own_fields(content_type: str, headers: Pairs) -> Pairs:
+    """What of a request describes the intent: most intents of a namespace have the same."""
+    own = tuple(pair for pair in end_to_end(headers) if not is_ours(pair[0]))
+    return (*((("Content-Type", content_type),) if content_type else ()), *_with_defaults(own))
 
 
 def question_of(operation_id: str, page: StatusPage, signer: Signer, authority: str, now_ms: int) -> Outgoing:
@@ -165,11 +172,8 @@ async def _over(upstream: Upstream, link: Link, outgoing: Outgoing, request: byt
 
 async def _exchanged(link: Link, outgoing: Outgoing, request: bytes) -> tuple[Answer, bool]:
     """The answer, and whether the connection is good for another request."""
-    sent = False
     # Where sending fails the destination may have answered all the same: that it wants no more, and why.
-    with contextlib.suppress(*BROKEN):
-        await link.stream.send_all(request)
-        sent = True
+    sent = await link.send(request)
     data = await link.receive()
     start = answer_start(data)
     if start is None or start.ends_at - start.body_at > BODY_BYTES_MAX:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import select
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -77,9 +78,12 @@ class Link:
     stream: trio.abc.Stream
     protocol: h11.Connection
     idle_since: float = 0.0
+    _fd: int | None = field(init=False, default=None)
     _poll: select.poll | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
+        if isinstance(self.stream, trio.SocketStream):
+            self._fd = self.stream.socket.fileno()
         transport = self.stream.transport_stream if isinstance(self.stream, trio.SSLStream) else self.stream
         if isinstance(transport, trio.SocketStream):
             self._poll = select.poll()
@@ -89,12 +93,37 @@ class Link:
         """Whether nothing came since the last answer: neither the end of the connection nor bytes nobody asked for."""
         return self._poll is None or not self._poll.poll(0)
 
+    async def send(self, data: bytes) -> bool:
+        """Send all of it; False: the connection broke, and nobody knows how much of it was read."""
+        try:
+            # Nearly every request fits into the socket's buffer: then nothing has to be waited for.
+            sent = 0 if self._fd is None else _write_now(self._fd, data)
+            if sent < len(data):
+                await self.stream.send_all(memoryview(data)[sent:] if sent else data)
+        except BROKEN:
+            return False
+        return True
+
     async def receive(self) -> bytes:
         """What comes next; nothing: the end of the connection. Raises: Lost."""
         try:
-            return bytes(await self.stream.receive_some(READ_BYTES))
+            if self._fd is None:
+                return bytes(await self.stream.receive_some(READ_BYTES))
+            while True:
+                # An answer takes its time: to look for it first would be in vain.
+                await trio.lowlevel.wait_readable(self._fd)
+                with contextlib.suppress(BlockingIOError):
+                    return os.read(self._fd, READ_BYTES)
         except BROKEN:
             raise Lost("the connection to the upstream was lost") from None
+
+
+def _write_now(fd: int, data: bytes) -> int:
+    """How much was sent without waiting. Raises: OSError."""
+    try:
+        return os.write(fd, data)
+    except BlockingIOError:
+        return 0
 
 
 class Call:
@@ -129,9 +158,8 @@ class Call:
 
     async def _send(self) -> None:
         # Where sending fails the upstream may have answered all the same: that it wants no more, and why.
-        with self._sending, contextlib.suppress(*BROKEN):
-            await self._link.stream.send_all(self._bytes)
-            self._sent = True
+        with self._sending:
+            self._sent = await self._link.send(self._bytes)
 
     def take_over(self, arrived: bytes, *, sent: bool) -> None:
         """Somebody else sent the request, as a whole or not, and ``arrived`` is how the answer begins."""
