@@ -212,7 +212,8 @@ class Call:
         protocol = self._protocol
         if not (self._sent and self._ended and protocol.our_state is protocol.their_state is h11.DONE):
             return False
-        if protocol.trailing_data[0]:
+        if any(protocol.trailing_data):
+            # Bytes that nobody asked for, or the end of the connection, which an answer without a length has.
             return False
         protocol.start_next_cycle()
         return True
