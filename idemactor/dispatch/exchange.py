@@ -18,6 +18,7 @@ from idemactor.core.record import Outcome
 from idemactor.dispatch.destination import Destination, StatusPage
 from idemactor.dispatch.plain_http import answer_start, request_bytes
 from idemactor.dispatch.signing import Signer
+from idemactor.gateway.proxy.call import AT_ONCE_BYTES, AnswerHead, Call, Link, Lost, NotSent, Outgoing
 from idemactor.gateway.proxy.headers import (
     ATTEMPT_HEADER,
     KEY_HEADER,
@@ -28,16 +29,7 @@ from idemactor.gateway.proxy.headers import (
     replayable,
 )
 from idemactor.gateway.proxy.routes import CONNECT_MS_DEFAULT
-from idemactor.gateway.proxy.upstream import (
-    AT_ONCE_BYTES,
-    AnswerHead,
-    Call,
-    Link,
-    Lost,
-    NotSent,
-    Outgoing,
-    Upstream,
-)
+from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.proxy.verdict import READ_BYTES_MAX
 from idemactor.observability.logs import log_event
 from idemactor.wire.intent_headers import is_ours

@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
+from idemactor.gateway.proxy.call import Outgoing
 from idemactor.gateway.proxy.headers import Pairs
-from idemactor.gateway.proxy.upstream import Outgoing
 
 _HEAD: Final = re.compile(
     r"POST [!-~]+ HTTP/1\.1\r\n"

@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from idemactor.dispatch.plain_http import answer_start, request_bytes
+from idemactor.gateway.proxy.call import Outgoing
 from idemactor.gateway.proxy.headers import Pairs, encoded
-from idemactor.gateway.proxy.upstream import Outgoing
 
 HOST = ("Host", "upstream.test")
 POST = h11.Request(method=b"POST", target=b"/", headers=[(b"host", b"x"), (b"content-length", b"0")])
