@@ -93,8 +93,10 @@ class Link:
     async def send(self, data: bytes) -> bool:
         """Send all of it; False: the connection broke, and nobody knows how much of it was read."""
         try:
-            # Nearly every request fits into the socket's buffer: then nothing has to be waited for.
-            sent = 0 if self._fd is None else _write_now(self._fd, data)
+            # Nearly every request fits into the socket's buffer: then nothing has to be waited for. A large one is sent
+            # by a task of its own, whose turn may come when the descriptor's number is another connection's already.
+            at_once = self._fd if len(data) <= AT_ONCE_BYTES else None
+            sent = 0 if at_once is None else _write_now(at_once, data)
             if sent < len(data):
                 await self.stream.send_all(memoryview(data)[sent:] if sent else data)
         except BROKEN:
