@@ -162,8 +162,8 @@ class Peer:
         """
         self._latest = talk = _Talk()
         try:
-            # Several may wait here at once; were two to go on, the one that ends would take the other's outbox away. Nor
-            # may one that is not the latest any more wake up after that, and end it.
+            # Several may wait here at once; were two to go on, the one that ends would take the other's outbox away.
+            # Nor may one that is not the latest any more wake up after that, and end it.
             while self._talk is not None and self._latest is talk:
                 self._talk.scope.cancel()
                 await self._talk.over.wait()
