@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -31,8 +31,17 @@ TURNS_MAX = 50_000
 """A shard that takes more turns than this in a run of seconds never rests."""
 
 
+@dataclass(slots=True)
+class SimDisk(MemoryDisk):
+    """A memory disk that can be full: nothing is written any more, and all of it can be read."""
+
+    full: bool = False
+
+
 class SimEngine(MemoryEngine):
     """A memory disk whose answer takes its time after the write as well: a crash may come in between."""
+
+    disk: SimDisk
 
     after_commit_s: Callable[[], float] | None = None
 
@@ -41,6 +50,9 @@ class SimEngine(MemoryEngine):
         if self.after_commit_s is not None:
             await trio.sleep(self.after_commit_s())
         return result
+
+    def _apply(self, batch: Batch) -> CommitResult:
+        return CommitResult.FAILED if self.disk.full else super()._apply(batch)
 
 
 class SimShard(Shard):
@@ -113,7 +125,7 @@ class Node:
 
 
 async def start_node(
-    disks: list[MemoryDisk],
+    disks: Sequence[SimDisk],
     policies: Mapping[str, Policy],
     wall_ms: int,
     settings: ShardSettings,

@@ -1,6 +1,7 @@
-"""The simulator: many seeds, every checker, and the proof that the checkers find planted mistakes.
+"""The simulator: some hundred seeds, every checker, and the proof that the checkers find planted mistakes.
 
-``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one; of what is dispatched it is a fifteenth of them.
+The long form is ``make sim`` (``__main__.py``). ``SIM_SEEDS`` says how many seeds to run here, ``SIM_SEED`` replays one;
+of what is dispatched it is a fifteenth of them.
 """
 
 from __future__ import annotations
@@ -10,47 +11,15 @@ import os
 import pytest
 
 from idemactor.core.delivery import OperationState
-from tests.sim.checks import (
-    accepted,
-    answered,
-    drained,
-    events,
-    executions,
-    linearizable,
-    no_double_hold,
-    overtaking,
-    replays,
-    tallies,
-    tokens,
-)
-from tests.sim.node import SimShard
+from tests.sim.checks import accepted
 from tests.sim.planted import PLANTED
 from tests.sim.planted_outbox import PLANTED_OUTBOX
-from tests.sim.world import World, run_world
+from tests.sim.verdict import finds, verdict
+from tests.sim.world import run_world
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "300"))
 SEEDS_TO_FIND_A_BUG = 300
 CHUNK = 25
-
-
-def verdict(world: World) -> list[str]:
-    """All that is wrong with a run."""
-    history = world.history
-    found = list(history.violations)
-    for check in (no_double_hold.check, replays.check, tokens.check, linearizable.check, answered.check):
-        found += check(history)
-    found += drained.check(world)
-    for disk in world.disks:
-        found += tallies.differences(disk)
-    return found + (verdict_on_dispatch(world) if world.dispatching else [])
-
-
-def verdict_on_dispatch(world: World) -> list[str]:
-    """All that is wrong with what was dispatched in a run."""
-    found = world.dispatches.violations + answered.check(world.dispatches)
-    for check in (executions.check, overtaking.check, accepted.check, events.check):
-        found += check(world)
-    return found
 
 
 def seeds(count: int = SEEDS) -> list[range]:
@@ -85,14 +54,6 @@ def test_a_planted_mistake_with_what_is_dispatched_is_found(name: str) -> None:
     make, first = PLANTED_OUTBOX[name]
     found = (finds(seed, make(), dispatching=True) for seed in (first, *range(SEEDS_TO_FIND_A_BUG)))
     assert any(found), f"nobody noticed: {name}"
-
-
-def finds(seed: int, shard_type: type[SimShard], *, dispatching: bool = False) -> bool:
-    """Whether a seed shows that something is wrong; a shard that falls over counts."""
-    try:
-        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching)))
-    except BaseExceptionGroup:
-        return True
 
 
 def test_a_seed_is_one_run() -> None:

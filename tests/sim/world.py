@@ -22,18 +22,25 @@ from idemactor.shard import taking
 from idemactor.shard.actor import ShardSettings
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.storage.base import Batch, CommitResult
-from idemactor.storage.memory import Fault, MemoryDisk
+from idemactor.storage.memory import Fault
 from tests.sim.callers import Caller
 from tests.sim.destination import BLIND, SAFE, Destination
 from tests.sim.dispatchers import Dispatcher
 from tests.sim.history import History, Op
-from tests.sim.node import Node, SimShard, start_node
+from tests.sim.node import Node, SimDisk, SimShard, start_node
 from tests.sim.relays import Question, Reconciler, Relay
 
 NAMESPACE: Final = "trade"
 START_MS: Final = 1_700_000_000_000
 QUIET_S: Final = 65
 """How long the world is left alone at the end: longer than the longest back-off, lease and ttl of a run."""
+
+HOUR_MS: Final = 3_600_000
+FULL_S: Final = 0.4
+"""The longest that a disk stays full before somebody makes room."""
+STEPS_MS: Final = (0, 0, -400, -50, 50, 400)
+GREAT_STEPS_MS: Final = (-11 * HOUR_MS, -HOUR_MS, HOUR_MS)
+"""What somebody does to the wall clock between two starts."""
 
 FAULTS: Final = (
     Fault(CommitResult.FAILED),
@@ -49,7 +56,7 @@ class World:
     seed: int
     rng: Random
     keys: list[Identity]
-    disks: list[MemoryDisk]
+    disks: list[SimDisk]
     policy: Policy
     settings: ShardSettings
     shard_type: type[SimShard]
@@ -191,6 +198,7 @@ class World:
             disk.faults.clear()
             disk.failing_opens = disk.failing_reads = 0
             disk.before_commit = None
+            disk.full = False
         self.stopping = self.destination.calm = True
         await trio.sleep(QUIET_S)
         self.rest_ms = self.node.clock.now_ms()
@@ -210,6 +218,17 @@ class World:
                 disk.failing_opens = rng.randint(1, 2)
             if roll > 0.85:
                 disk.failing_reads = 1
+            if rng.random() < 0.1:
+                await self._full_disk(disk)
+
+    async def _full_disk(self, disk: SimDisk) -> None:
+        """No room for a while; whoever serves meanwhile has to find out by itself that there is again."""
+        disk.full = True
+        try:
+            await trio.sleep(self.rng.random() * FULL_S)
+        finally:
+            # A disk that was full when the process died may be so when the next one starts.
+            disk.full = self.rng.random() < 0.1 and not self.dispatching
 
     async def _slow_disk(self, _batch: Batch) -> None:
         await trio.sleep(self.rng.choice((0, 0, 0.001, 0.005, 0.03)))
@@ -218,7 +237,10 @@ class World:
 
     def _change_something(self) -> None:
         rng = self.rng
-        self.wall_step_ms += rng.choice((0, 0, -400, -50, 50, 400))
+        self.wall_step_ms += rng.choice(STEPS_MS)
+        # Relays and reconcilers reckon with small steps; everything else has to stand hours.
+        if not self.dispatching and rng.random() < 0.15:
+            self.wall_step_ms += rng.choice(GREAT_STEPS_MS)
         if rng.random() < 0.5:
             self.policy = replace(self.policy, ttl_ms=rng.choice((60, 500, 2_000)), lease_ms=rng.choice((30, 300)))
         # Switching what a lapse means is mixed with long deadlines only: whether an alarm came by in between then
@@ -231,7 +253,7 @@ class World:
             self.recognised = not self.recognised
 
 
-def _open(disk: MemoryDisk) -> bool:
+def _open(disk: SimDisk) -> bool:
     """Whether a disk has something dispatched that has not ended."""
     records = (entry.record for entry in disk.entries.values())
     return any(r is not None and r.delivery is not None and r.delivery.ending is None for r in records)
@@ -255,7 +277,7 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: 
         seed=seed,
         rng=rng,
         keys=[Identity("acme", NAMESPACE, f"k{number}") for number in range(rng.randint(2, 5))],
-        disks=[MemoryDisk() for _ in range(rng.randint(2, 4))],
+        disks=[SimDisk() for _ in range(rng.randint(2, 4))],
         policy=policy,
         settings=ShardSettings(
             mailbox_max=rng.choice((3, 64)),
