@@ -23,6 +23,7 @@ from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from tests.sim.checks import memory_is_disk, outbox_is_disk, tallies
 from tests.sim.history import History, Op
+from tests.sim.wires import op_of
 
 CACHES = (CACHE_BYTES_MAX, 1_600)
 """How much shards keep in memory, bytes: everything, or one entry."""
@@ -88,9 +89,14 @@ class SimShard(Shard):
         self.history.deciding_ms[self.number] = turn.now
         self.in_hand = tuple(turn.envelopes)
         for envelope in turn.envelopes:
-            if isinstance(envelope.sink, Op):
-                envelope.sink.seen = True
+            op = op_of(envelope)
+            if op is not None:
+                op.seen = True
         await super()._decide(ledger, turn)
+        for envelope, _ in ledger._work.replies:
+            op = op_of(envelope)
+            if op is not None and op.remote:
+                op.at = turn.now
 
     async def _write(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._write(ledger, turn)
@@ -102,7 +108,7 @@ class SimShard(Shard):
         if self._ledger is not None:
             known |= {waiter.ticket.sink for queue in self._ledger._waiters.values() for waiter in queue}
             known |= {envelope.sink for envelope, _ in self._ledger._work.replies}
-        ours = (op for op in self.history.ops if op.shard == self.number and op.answered is None)
+        ours = (op for op in self.history.ops if op.shard == self.number and op.answered is None and not op.remote)
         return [op for op in ours if op not in known and not op.closed]
 
     async def _compare(self, ledger: Ledger[Envelope], now: int) -> None:

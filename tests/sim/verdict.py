@@ -16,6 +16,7 @@ from tests.sim.checks import (
     tokens,
 )
 from tests.sim.node import SimShard
+from tests.sim.wires import SimPeer
 from tests.sim.world import World, run_world
 
 
@@ -39,9 +40,15 @@ def verdict_on_dispatch(world: World) -> list[str]:
     return found
 
 
-def finds(seed: int, shard_type: type[SimShard], *, dispatching: bool = False) -> bool:
+def finds(
+    seed: int,
+    shard_type: type[SimShard] = SimShard,
+    *,
+    dispatching: bool = False,
+    peer_type: type[SimPeer] | None = None,
+) -> bool:
     """Whether a seed shows that something is wrong; a shard that falls over counts."""
     try:
-        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching)))
+        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching, peer_type=peer_type)))
     except BaseExceptionGroup:
         return True

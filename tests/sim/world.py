@@ -14,6 +14,7 @@ from unittest import mock
 import trio
 from trio.testing import MockClock
 
+from idemactor.core.clock import Clock
 from idemactor.core.commands import Command
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.policy import DispatchPolicy, OnDoubt, OnLeaseExpiry, Policy
@@ -23,12 +24,15 @@ from idemactor.shard.actor import ShardSettings
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.memory import Fault
+from idemactor.workers import mesh
 from tests.sim.callers import Caller
 from tests.sim.destination import BLIND, SAFE, Destination
 from tests.sim.dispatchers import Dispatcher
+from tests.sim.fleet import Fleet, FleetNode
 from tests.sim.history import History, Op
 from tests.sim.node import Node, SimDisk, SimShard, start_node
 from tests.sim.relays import Question, Reconciler, Relay
+from tests.sim.wires import SimPeer
 
 NAMESPACE: Final = "trade"
 START_MS: Final = 1_700_000_000_000
@@ -36,6 +40,8 @@ QUIET_S: Final = 65
 """How long the world is left alone at the end: longer than the longest back-off, lease and ttl of a run."""
 
 HOUR_MS: Final = 3_600_000
+RESTING_TICK_MS: Final = 5_000
+"""How often workers tell each other what has changed where nothing does any more."""
 FULL_S: Final = 0.4
 """The longest that a disk stays full before somebody makes room."""
 STEPS_MS: Final = (0, 0, -400, -50, 50, 400)
@@ -60,6 +66,7 @@ class World:
     policy: Policy
     settings: ShardSettings
     shard_type: type[SimShard]
+    peer_type: type[SimPeer] | None = None
     history: History = field(default_factory=History)
     tokens: dict[Identity, list[int]] = field(default_factory=dict)
     stopping: bool = False
@@ -72,7 +79,7 @@ class World:
     shown: list[tuple[str, TakenEvent]] = field(default_factory=list)
     wall_step_ms: int = 0
     rest_ms: int = 0
-    node: Node | None = None
+    node: Node | FleetNode | None = None
     up: trio.Event = field(default_factory=trio.Event)
 
     async def send(self, commands: list[Command]) -> list[Op]:
@@ -96,7 +103,7 @@ class World:
     async def ask(self, shard: int, query: Query) -> Answer | None:
         """Ask a shard beside the state table, as soon as there is a node; None where the node died first."""
         await self.present()
-        assert self.node is not None
+        assert isinstance(self.node, Node)
         question = Question(query)
         self.questions.add(question)
         self.node.router.ask(shard, Envelope(query, question, None))
@@ -156,16 +163,7 @@ class World:
 
     async def _incarnation(self, seconds: float, end: Callable[[trio.CancelScope], Any]) -> None:
         wall_ms = START_MS + int(trio.current_time() * 1000) + self.wall_step_ms
-        node = await start_node(
-            self.disks,
-            self._policies(),
-            wall_ms,
-            self.settings,
-            self.rng,
-            self.history,
-            self.shard_type,
-            NAMESPACE,
-        )
+        node = await self._start(wall_ms)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.router.run)
             self.node = node
@@ -173,9 +171,21 @@ class World:
             with trio.CancelScope() as chaos:
                 async with trio.open_nursery() as trouble:
                     trouble.start_soon(self._trouble)
+                    if isinstance(node, FleetNode):
+                        trouble.start_soon(node.router.trouble)
                     await trio.sleep(seconds)
                     chaos.cancel()
             await end(nursery.cancel_scope)
+
+    async def _start(self, wall_ms: int) -> Node | FleetNode:
+        policies, rng, history = self._policies(), self.rng, self.history
+        if self.peer_type is None:
+            return await start_node(
+                self.disks, policies, wall_ms, self.settings, rng, history, self.shard_type, NAMESPACE
+            )
+        clock = Clock(max(wall_ms, *(disk.latest_ms for disk in self.disks)), trio.current_time)
+        fleet = Fleet(self.disks, policies, clock, self.settings, rng, history, self.shard_type, self.peer_type)
+        return FleetNode(policies[NAMESPACE], fleet, clock)
 
     async def _crash(self, shards: trio.CancelScope) -> None:
         """Every task of the node ends at once; nothing is told to anybody."""
@@ -200,6 +210,8 @@ class World:
             disk.before_commit = None
             disk.full = False
         self.stopping = self.destination.calm = True
+        ticking: Any = mesh
+        ticking.TICK_MS = RESTING_TICK_MS
         await trio.sleep(QUIET_S)
         self.rest_ms = self.node.clock.now_ms()
         self.node.router.close()
@@ -259,8 +271,14 @@ def _open(disk: SimDisk) -> bool:
     return any(r is not None and r.delivery is not None and r.delivery.ending is None for r in records)
 
 
-def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: bool = False) -> World:
-    """Run one seed to its end."""
+def run_world(
+    seed: int,
+    shard_type: type[SimShard] = SimShard,
+    *,
+    dispatching: bool = False,
+    peer_type: type[SimPeer] | None = None,
+) -> World:
+    """Run one seed to its end; with ``peer_type`` on a server of several workers."""
     rng = Random(seed)
     # Importing hypothesis sets the flag as well; trio has no public name for it.
     trio_run: Any = trio._core._run
@@ -285,10 +303,15 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: 
             batch_max=rng.choice((2, 64)),
         ),
         shard_type=shard_type,
+        peer_type=peer_type,
         dispatching=dispatching,
         destination=Destination(rng),
     )
     world.dispatches.deciding_ms = world.history.deciding_ms
-    with mock.patch.object(taking, "RECALLED_AT_A_TIME", 1 + seed % 3 if dispatching else taking.RECALLED_AT_A_TIME):
+    patched = mock.patch.object(mesh, "TICK_MS", mesh.TICK_MS)
+    with (
+        patched,
+        mock.patch.object(taking, "RECALLED_AT_A_TIME", 1 + seed % 3 if dispatching else taking.RECALLED_AT_A_TIME),
+    ):
         trio.run(world.live, clock=MockClock(autojump_threshold=0))
     return world
