@@ -27,6 +27,8 @@ DISPATCHING_SHARE: Final = 15
 """One seed in so many is run with what is dispatched: such a run takes five times as long, and more can go wrong."""
 WORKERS_SHARE: Final = 5
 """One in so many is run on several workers."""
+BOTH_SHARE: Final = 20
+"""One in so many has both."""
 CHUNK: Final = 20
 TOLD_EVERY: Final = 1_000
 """So often in a campaign it is said how many seeds were clean so far."""
@@ -45,7 +47,8 @@ class Kind:
 COMMANDS: Final = Kind("commands", 1)
 DISPATCH: Final = Kind("dispatch", DISPATCHING_SHARE, dispatching=True)
 WORKERS: Final = Kind("workers", WORKERS_SHARE, peer_type=SimPeer)
-KINDS: Final = (COMMANDS, DISPATCH, WORKERS)
+BOTH: Final = Kind("dispatch on workers", BOTH_SHARE, dispatching=True, peer_type=SimPeer)
+KINDS: Final = (COMMANDS, DISPATCH, WORKERS, BOTH)
 
 
 def main() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ from idemactor.workers.mesh import Mesh
 from idemactor.workers.remote import RemoteShard
 from tests.sim.history import History, Op
 from tests.sim.node import SimDisk, SimEngine, SimShard
+from tests.sim.relays import Question
 from tests.sim.wires import End, SimPeer, wire
 
 AWAY_S: Final = 0.15
@@ -53,7 +55,8 @@ class Fleet:
         clock: Clock,
         settings: ShardSettings,
         rng: Random,
-        history: History,
+        histories: Sequence[History],
+        questions: set[Question],
         shard_type: type[SimShard],
         peer_type: type[SimPeer],
     ) -> None:
@@ -61,7 +64,8 @@ class Fleet:
         self.workers: dict[int, Worker] = {}
         self.wires: list[End] = []
         self._disks, self._policies, self._clock, self._settings = disks, policies, clock, settings
-        self._rng, self._history, self._shard_type, self._peer_type = rng, history, shard_type, peer_type
+        self._rng, self._shard_type, self._peer_type = rng, shard_type, peer_type
+        self._history, self._histories, self._questions = histories[0], histories, questions
         self._sequencer = Sequencer(clock.now_us)
         self._came = trio.Event()
         self._closing = trio.Event()
@@ -73,14 +77,25 @@ class Fleet:
 
     def route(self, envelopes: Sequence[Envelope]) -> None:
         """Callers send them together, to any worker that is there."""
-        if not self.workers:
-            for envelope in envelopes:
-                cast("Op", envelope.sink).break_off()
-            return
-        worker = self._rng.choice(list(self.workers.values()))
+        worker = self._any_for(envelopes)
+        if worker is not None:
+            worker.router.route(envelopes)
+
+    def ask(self, shard: int, envelope: Envelope) -> None:
+        """Ask about a shard, of any worker that is there."""
+        worker = self._any_for([envelope])
+        if worker is not None:
+            worker.router.ask(shard, envelope)
+
+    def _any_for(self, envelopes: Sequence[Envelope]) -> Worker | None:
+        """A worker that takes these from now on; None where there is none: nobody takes a connection."""
+        worker = self._rng.choice(list(self.workers.values())) if self.workers else None
         for envelope in envelopes:
-            cast("Op", envelope.sink).via = worker
-        worker.router.route(envelopes)
+            sink = cast("Op | Question", envelope.sink)
+            sink.via = worker
+            if worker is None:
+                sink.break_off()
+        return worker
 
     def kill(self, number: int) -> None:
         """SIGKILL: its tasks end at once, and whoever was connected to it loses the connection."""
@@ -90,9 +105,10 @@ class Fleet:
         for shard in worker.shards:
             self._history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
         worker.scope.cancel()
-        for op in self._history.ops:
-            if op.via is worker:
-                op.break_off()
+        asked: list[Op | Question] = [*itertools.chain(*(history.ops for history in self._histories))]
+        for each in (*asked, *self._questions):
+            if each.via is worker:
+                each.break_off()
         for shard in worker.shards:
             self._history.deciding_ms.pop(shard.number, None)
 
@@ -162,6 +178,7 @@ class Fleet:
         router = Router(places, NOBODY)
         nothing: Any = None
         mesh = Mesh(number, peers, nothing, Path(), router, nothing, census)
+        bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
         return Worker(number, shards, peers, router, mesh)
 
     async def _stay_linked(self, one: int, other: int) -> None:

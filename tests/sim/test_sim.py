@@ -1,7 +1,7 @@
 """The simulator: some hundred seeds, every checker, and the proof that the checkers find planted mistakes.
 
 The long form is ``make sim`` (``__main__.py``). ``SIM_SEEDS`` says how many seeds to run here, ``SIM_SEED`` replays
-one. A fifteenth of them is run with what is dispatched, and a tenth on several workers.
+one. A fifteenth of them is run with what is dispatched, a tenth on several workers, and a few with both.
 """
 
 from __future__ import annotations
@@ -50,6 +50,13 @@ def test_no_seed_breaks_a_promise_about_what_is_dispatched(chunk: range) -> None
 def test_no_seed_breaks_a_promise_of_several_workers(chunk: range) -> None:
     for seed in chunk:
         found = verdict(run_world(seed, peer_type=SimPeer))
+        assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
+
+
+@pytest.mark.parametrize("chunk", seeds(max(1, SEEDS // 40)), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
+def test_no_seed_breaks_a_promise_about_what_several_workers_dispatch(chunk: range) -> None:
+    for seed in chunk:
+        found = verdict(run_world(seed, dispatching=True, peer_type=SimPeer))
         assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
 
 

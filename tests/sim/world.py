@@ -103,7 +103,7 @@ class World:
     async def ask(self, shard: int, query: Query) -> Answer | None:
         """Ask a shard beside the state table, as soon as there is a node; None where the node died first."""
         await self.present()
-        assert isinstance(self.node, Node)
+        assert self.node is not None
         question = Question(query)
         self.questions.add(question)
         self.node.router.ask(shard, Envelope(query, question, None))
@@ -184,7 +184,10 @@ class World:
                 self.disks, policies, wall_ms, self.settings, rng, history, self.shard_type, NAMESPACE
             )
         clock = Clock(max(wall_ms, *(disk.latest_ms for disk in self.disks)), trio.current_time)
-        fleet = Fleet(self.disks, policies, clock, self.settings, rng, history, self.shard_type, self.peer_type)
+        histories = (history, self.dispatches)
+        fleet = Fleet(
+            self.disks, policies, clock, self.settings, rng, histories, self.questions, self.shard_type, self.peer_type
+        )
         return FleetNode(policies[NAMESPACE], fleet, clock)
 
     async def _crash(self, shards: trio.CancelScope) -> None:
