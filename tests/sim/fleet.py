@@ -112,6 +112,12 @@ class Fleet:
         for shard in worker.shards:
             self._history.deciding_ms.pop(shard.number, None)
 
+    def apart(self) -> list[str]:
+        """Workers that are away, or out of touch with another: after a long silence there should be none."""
+        away = [f"worker {number} did not come back" for number in range(self.count) if number not in self.workers]
+        peers = ((worker.number, peer) for worker in self.workers.values() for peer in worker.peers.values())
+        return away + [f"worker {here} is out of touch with {p.number}" for here, p in peers if not p.up.is_set()]
+
     def close(self) -> None:
         """Stop, in good order."""
         self._closing.set()
@@ -146,7 +152,8 @@ class Fleet:
                     await worker.nursery.start(worker.router.run)
                     worker.nursery.start_soon(worker.mesh._tick)
                     self.workers[number] = worker
-                    self._came.set()
+                    came, self._came = self._came, trio.Event()
+                    came.set()
                     task_status.started()
                     task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(self._rng.random() * AWAY_S)
@@ -184,7 +191,6 @@ class Fleet:
     async def _stay_linked(self, one: int, other: int) -> None:
         while True:
             while one not in self.workers or other not in self.workers:
-                self._came = trio.Event()
                 await self._came.wait()
             ends = wire(self._rng)
             self.wires.append(ends[0])

@@ -217,6 +217,8 @@ class World:
         ticking.TICK_MS = RESTING_TICK_MS
         await trio.sleep(QUIET_S)
         self.rest_ms = self.node.clock.now_ms()
+        if isinstance(self.node, FleetNode):
+            self.history.violations += self.node.router.apart()
         self.node.router.close()
 
     async def _trouble(self) -> None:
