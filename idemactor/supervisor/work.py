@@ -140,7 +140,7 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
         bell = Bell()
-        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, bell)
+        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, bell, worker)
         peers = {
             number: Peer(worker, number, census, metrics.counted, bell)
             for number in range(given.config.server.workers)

@@ -16,7 +16,7 @@ from idemactor.core.policy import OnDoubt, OnLeaseExpiry, Policy
 from idemactor.core.record import Outcome
 from idemactor.core.replies import InDoubt, Reply, Reserved
 from tests.histories.calls import Call, members_of, reply_of
-from tests.system.clients import Lost
+from tests.system.clients import HttpClient, Lost, RpcClient
 from tests.system.test_crash import _as_json
 from tests.system.worker_server import PatientHttp, PatientRpc
 
@@ -85,7 +85,7 @@ class RecordedCaller:
         self._chance = chance
         self._over_http = over_http
         self._lost: Command | None = None
-        self._client: PatientHttp | PatientRpc
+        self._client: HttpClient | RpcClient
 
     def work(self, addresses: Callable[[str], list[str]], over: threading.Event) -> None:
         """Call until ``over``; ``addresses`` says where the doors of a kind are now."""
@@ -107,7 +107,7 @@ class RecordedCaller:
         namespace = command.identity.namespace
         begin = now_ms()
         try:
-            if isinstance(self._client, PatientHttp):
+            if isinstance(self._client, HttpClient):
                 told = self._client.call(name, namespace, **_as_json(members)).members
             else:
                 told = self._client.call(name, namespace, **members)
