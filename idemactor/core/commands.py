@@ -161,6 +161,7 @@ class Postpone:
     Attributes:
         due_at: When, milliseconds since the epoch.
         perhaps_sent: Whether this attempt may have had its effect.
+        absent: Somebody found out that no attempt ever arrived; whoever only knows about this one cannot say so.
     """
 
     identity: Identity
@@ -168,6 +169,7 @@ class Postpone:
     due_at: int
     perhaps_sent: bool
     reason: str | None = None
+    absent: bool = False
 
 
 @slotted

@@ -243,4 +243,4 @@ class Reconciler(Caller):
             return None
         if self.rng.random() < 0.2:
             return Resolve(identity, record.token, Verdict.RELEASED)
-        return Postpone(identity, record.token, self.hub.now_ms(), perhaps_sent=False)
+        return Postpone(identity, record.token, self.hub.now_ms(), perhaps_sent=False, absent=True)
