@@ -28,6 +28,7 @@ class Op:
         at: The server's time of the decision that was answered, or of the latest that may have had an effect.
         remote: Whether it was passed on to another worker: then it may have its effect after its connection broke, and
             ``at`` is the time of its decision, whenever that was.
+        decided: The place in the order of things of its decision, where it is remote.
         via: The worker that it was sent to, where there are several.
     """
 
@@ -42,6 +43,7 @@ class Op:
     at: int | None = None
     closed: bool = False
     remote: bool = False
+    decided: int | None = None
     via: object = None
     done: trio.Event = field(default_factory=trio.Event)
 
@@ -68,7 +70,8 @@ class Op:
     @property
     def until(self) -> float:
         """The place in the order of things by which it had its effect."""
-        return math.inf if self.answered is None or (self.remote and self.vague) else self.answered
+        end = self.decided if self.remote and self.vague else self.answered
+        return math.inf if end is None else end
 
     @property
     def vague(self) -> bool:

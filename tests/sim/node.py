@@ -96,7 +96,7 @@ class SimShard(Shard):
         for envelope, _ in ledger._work.replies:
             op = op_of(envelope)
             if op is not None and op.remote:
-                op.at = turn.now
+                op.at, op.decided = turn.now, op.history.stamp()
 
     async def _write(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._write(ledger, turn)
