@@ -72,7 +72,7 @@ class Desk(Play):
 
     def postpone(self, token: int, *, perhaps_sent: bool, delay_ms: int = DELAY_MS, absent: bool = False) -> Reply:
         """It is to be tried again."""
-        return self.do(Postpone(KEY, token, self.now + delay_ms, perhaps_sent, "503", absent))
+        return self.do(Postpone(KEY, token, self.now + delay_ms, perhaps_sent, "503", absent=absent))
 
     def watch(self, operation_id: str | None = None) -> Reply:
         """Look at the operation."""
