@@ -136,10 +136,11 @@ def test_a_terminal_that_closes_is_seen() -> None:
     pid, terminal = pty.fork()
     if pid == 0:
         try:
-            signal.signal(signal.SIGHUP, lambda *_: None)
+            # Held back until it is waited for: it may come as soon as the parent has read.
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
             seen = stop.Terminal()
             os.write(tell, b"open" if not seen.closed else b"lost")
-            signal.pause()
+            signal.sigwait({signal.SIGHUP})
             os.write(tell, b"gone" if seen.closed else b"there")
         finally:
             os._exit(0)
