@@ -104,7 +104,8 @@ class LossyDisk(apsw.VFS):
 
     def __init__(self, rng: Random) -> None:
         self.name = f"lossy-{next(_serial)}"
-        super().__init__(self.name, base="")
+        # By name: what is the process's own choice of a VFS may check pages, which is another layer's business.
+        super().__init__(self.name, base="unix")
         self.steps = 0
         self.power_lost_at: int | None = None
         self.failing_syncs = 0
@@ -130,12 +131,16 @@ class LossyDisk(apsw.VFS):
         assert filename is not None, "temporary files stay in memory"
         path = filename if isinstance(filename, str) else filename.filename()
         there = Path(path).exists()
-        file = LossyFile(filename, flags, self)
+        file = self.open_file(filename, flags)
         if path not in self.inodes:
             self.inodes[path] = Inode(bytearray(Path(path).read_bytes() if there else b""), there)
         file.inode = self.inodes[path]
         file.path = path
         return file
+
+    def open_file(self, filename: apsw.URIFilename | str, flags: list[int]) -> LossyFile:
+        """An open file of this disk."""
+        return LossyFile(filename, flags, self)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
         self.step()
@@ -166,7 +171,7 @@ class LossyFile(apsw.VFSFile):
     """An open file of a ``LossyDisk``; the shared memory of a WAL is the real one's, and is never on any disk."""
 
     def __init__(self, filename: apsw.URIFilename | str, flags: list[int], disk: LossyDisk) -> None:
-        super().__init__("", filename, flags)
+        super().__init__("unix", filename, flags)
         self.disk = disk
         self.inode = Inode(bytearray(), False)
         self.path = ""
