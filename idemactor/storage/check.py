@@ -21,6 +21,7 @@ import apsw
 from idemactor.core.keys import Identity, identity_hash, shard_of, worker_of
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import check_sql, journal_file, schema
+from idemactor.storage.checksums import has_checksums, wrong_pages
 from idemactor.storage.directory import (
     LOCK_NAME,
     META_NAME,
@@ -35,6 +36,7 @@ from idemactor.storage.directory import (
 from idemactor.storage.journal_file import Held
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.sqlite_create import check_version
+from idemactor.storage.wal_frames import damage_behind
 
 EXAMPLES_MAX: Final = 5
 """How many ids a finding names."""
@@ -104,6 +106,29 @@ def check_directory(path: Path) -> Report:
         except OSError as error:
             raise explain(path, error) from error
     raise AssertionError("an exit stack swallows nothing")
+
+
+def _bytes_changed(connection: apsw.Connection, path: Path) -> Iterator[tuple[Severity, str]]:
+    """What the checksums of a file and of its WAL say.
+
+    Raises:
+        apsw.Error: It cannot be read.
+        OSError: It cannot be read.
+    """
+    if has_checksums(path):
+        wrong = list(wrong_pages(path))
+        if wrong:
+            named = ", ".join(map(str, wrong[:EXAMPLES_MAX])) + (", ..." if len(wrong) > EXAMPLES_MAX else "")
+            yield Severity.ERROR, f"pages whose checksum is wrong: {len(wrong)} ({named})"
+    else:
+        yield (
+            Severity.WARNING,
+            "it was made by an earlier release and has no checksums: a changed byte may go unnoticed",
+        )
+    # Once something was read, SQLite knows how much of the WAL it takes for whole.
+    frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    if found := damage_behind(path.with_name(path.name + "-wal"), max(0, frames)):
+        yield Severity.ERROR, f"{found}: what was acknowledged after it is lost"
 
 
 def _check(path: Path, locks: contextlib.ExitStack) -> Report:
@@ -191,6 +216,8 @@ def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
     try:
         with open_untouched(path) as connection:
             check_version(connection, path.name, journal_file.KIND)
+            for severity, what in _bytes_changed(connection, path):
+                findings.append(Finding(None, severity, f"{path.name}: {what}"))
             for (line,) in connection.execute("PRAGMA integrity_check(20)").fetchall():
                 if line != "ok":
                     findings.append(Finding(None, Severity.ERROR, f"{path.name}: integrity: {line}"))
@@ -213,6 +240,8 @@ class _Shard:
     def run(self) -> ShardReport:
         with open_untouched(self._path) as connection:
             version = check_version(connection, self._path.name)
+            for severity, what in _bytes_changed(connection, self._path):
+                self._found(what, severity)
             self._integrity(connection)
             if version < schema.FORMAT:
                 connection.execute(check_sql.FORMAT_1_AS_2)

@@ -11,6 +11,7 @@ import apsw
 
 from idemactor.errors import StorageError
 from idemactor.storage import schema
+from idemactor.storage.checksums import checked_vfs, make_room
 
 PAGE_BYTES: Final = 4096
 """One page of a file is one page of the kernel's cache and one block of the usual file systems."""
@@ -46,6 +47,7 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
     Raises:
         apsw.Error: SQLite could not write it.
         OSError: It could not be put in its place.
+        StorageError: See ``checked_vfs``.
     """
     scratch = path.with_name(path.name + ".new")
     for suffix in _SIDE_SUFFIXES:
@@ -53,8 +55,9 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
         path.with_name(path.name + suffix).unlink(missing_ok=True)
         scratch.with_name(scratch.name + suffix).unlink(missing_ok=True)
     scratch.unlink(missing_ok=True)
-    connection = apsw.Connection(str(scratch))
+    connection = apsw.Connection(str(scratch), vfs=checked_vfs())
     try:
+        make_room(connection)
         connection.pragma("page_size", PAGE_BYTES)
         connection.pragma("synchronous", "FULL")
         with connection:
@@ -124,7 +127,7 @@ def holds_nothing(path: Path) -> bool:
         apsw.Error: It cannot be read.
         StorageError: It is not ours, or of a newer release.
     """
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
     try:
         check_version(connection, str(path))
         return bool(connection.execute(schema.SELECT_HOLDS_NOTHING).get)

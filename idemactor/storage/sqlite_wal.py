@@ -18,6 +18,10 @@ How durability is reached, and why it holds:
   into the file with a checkpoint(TRUNCATE), which syncs the file before it lets go of the WAL.
 - A VACUUM is not needed: pages reach the file through checkpoints alone, and a checkpoint whose sync failed does not
   count as done, so that the WAL still holds every page whose copy may be missing, and all are copied again.
+
+What the disk changed on its own is found by the checksums of pages (``checksums.py``), where they are read, and of the
+WAL (``wal_frames.py``), where it is opened. After that the whole file has to be read without an error before it is used
+again: a damaged page may be one that says where others are.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ import apsw
 
 from idemactor.errors import StorageError
 from idemactor.storage.base import CommitResult
+from idemactor.storage.checksums import checked_vfs, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
+from idemactor.storage.wal_frames import damage_behind
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -93,6 +99,9 @@ class WalFile(ABC, Generic[S]):
         self._inode: tuple[int, int] | None = None
         self._wal_inode: tuple[int, int] | None = None
         self._checkpoint_at = CHECKPOINT_PAGES
+        # Whether something that was read is not what was written; and what was found in which state of the file.
+        self._suspect = False
+        self._found: tuple[tuple[int, ...], str] | None = None
         # What SQLite answers through a pointer; made once, since a commit asks every time.
         self._has_moved = ctypes.c_int(0)
         self._has_moved_at = ctypes.addressof(self._has_moved)
@@ -130,9 +139,10 @@ class WalFile(ABC, Generic[S]):
         try:
             state = self._open(recovering)
         except (apsw.Error, OSError) as error:
-            self.last_error = error
+            self._note(error)
             self.close(tidy=False)
-            raise StorageError(f"{self._name} cannot be opened: {error}") from error
+            said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be opened: {error}"
+            raise StorageError(said) from error
         except BaseException:
             self.close(tidy=False)
             raise
@@ -141,7 +151,8 @@ class WalFile(ABC, Generic[S]):
 
     def _open(self, recovering: bool) -> S:
         self._find_file()
-        connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs)
+        vfs = self._vfs or checked_vfs()
+        connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
         self._connection = connection
         # Closing must only ever close: a checkpoint there would write to a file that has just proved to be unwell.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -149,6 +160,7 @@ class WalFile(ABC, Generic[S]):
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.set_busy_timeout(BUSY_MS)
         self._greet(connection)
+        self._look_for_damage(connection)
         self._set_up(connection)
         state = self._read_state(connection)
         self._settle(connection, recovering)
@@ -167,6 +179,29 @@ class WalFile(ABC, Generic[S]):
         elif self._wal_inode is not None and _inode_of(self._name + "-wal") != self._wal_inode:
             # What was acknowledged and not copied yet went with it. The file alone would look whole.
             raise StorageError(f"{self._name}-wal was deleted or replaced while in use; put both back from a backup")
+
+    def _look_for_damage(self, connection: apsw.Connection) -> None:
+        """Refuse a WAL that was longer once, and a file that gave something damaged and still does."""
+        if self._durability == "full":
+            # Else a power loss may have torn any of many transactions.
+            frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+            if found := damage_behind(Path(self._name + "-wal"), frames):
+                raise StorageError(damaged(self._name, found))
+        if not self._suspect:
+            return
+        status = os.stat(self._name)
+        state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._found is None or self._found[0] != state:
+            found = _first_fault(connection)
+            self._found = None if found is None else (state, found)
+        if self._found is not None:
+            raise StorageError(damaged(self._name, self._found[1]))
+        self._suspect = False
+
+    def _note(self, error: Exception) -> None:
+        """What failed is for the logs; what was damaged makes the file suspect."""
+        self.last_error = error
+        self._suspect = self._suspect or is_damage(error)
 
     def _set_up(self, connection: apsw.Connection) -> None:
         # No memory map: a read error would be a signal that kills the process instead of an error for one shard.
@@ -266,14 +301,14 @@ class WalFile(ABC, Generic[S]):
             connection.execute("BEGIN IMMEDIATE")
             work(connection)
         except Exception as error:
-            self.last_error = error
+            self._note(error)
             _roll_back(connection)
             return CommitResult.FAILED
         started = perf_counter()
         try:
             connection.execute("COMMIT")
         except Exception as error:
-            self.last_error = error
+            self._note(error)
             _roll_back(connection)
             return CommitResult.UNKNOWN
         finally:
@@ -296,7 +331,7 @@ class WalFile(ABC, Generic[S]):
             # Another process copies it just now.
             pages, copied = self.wal_pages, 0
         except apsw.Error as error:
-            self.last_error = error
+            self._note(error)
             return
         self.broken = False
         self.wal_pages = pages - copied
@@ -325,10 +360,30 @@ class WalFile(ABC, Generic[S]):
             raise StorageError(f"{self._name} is not open: {self.last_error or 'it was closed'}")
         try:
             return query(self._connection, *args, **kwargs)
-        except apsw.Error as error:
-            self.last_error = error
+        except (apsw.Error, StorageError) as error:
+            self._note(error)
             self.broken = True
-            raise StorageError(f"{self._name} cannot be read: {error}") from error
+            if isinstance(error, StorageError):
+                raise
+            said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be read: {error}"
+            raise StorageError(said) from error
+
+
+def damaged(name: str, what: str) -> str:
+    """What is said of a file that is not as it was written."""
+    return (
+        f"{name} is damaged: {what}; stop the server, see how much of it with `idemactor check`, and put the data"
+        " directory back from a backup (was another program writing to it? none may)"
+    )
+
+
+def _first_fault(connection: apsw.Connection) -> str | None:
+    """What reading the whole file brings up first; None: nothing."""
+    try:
+        found = connection.execute("PRAGMA quick_check(1)").get
+    except apsw.Error as error:
+        return str(error)
+    return None if found == "ok" else str(found)
 
 
 def missing(name: str) -> StorageError:

@@ -163,10 +163,14 @@ def _fits(allowed: Standing, seen: Standing) -> bool:
 
 @dataclass
 class Life:
-    """A data directory on a disk that fails, and what its caller knows, over several starts."""
+    """A data directory on a disk that fails, and what its caller knows, over several starts.
+
+    ``vfs``: where the files really are; None: on the disk that fails.
+    """
 
     path: Path
     disk: FaultyDisk
+    vfs: str | None = None
     notes: Notes = field(default_factory=Notes)
     allowed: dict[str, set[Standing]] = field(default_factory=dict)
     tokens: dict[int, int] = field(default_factory=dict)
@@ -182,7 +186,7 @@ class Life:
             StorageError: They could not be started.
         """
         with DataDirectory.open(self.path, SHARDS) as directory:
-            journal = Journal(JournalFile(directory.journal_path(0), vfs=self.disk.name), "never")
+            journal = Journal(JournalFile(directory.journal_path(0), vfs=self._vfs), "never")
             engines = [self._engine(directory, shard, journal) for shard in range(SHARDS)]
             try:
                 opened = [await engine.open() for engine in engines]
@@ -207,9 +211,13 @@ class Life:
                     await engine.close()
                 await journal.close()
 
+    @property
+    def _vfs(self) -> str:
+        return self.disk.name if self.vfs is None else self.vfs
+
     def _engine(self, directory: DataDirectory, shard: int, journal: Journal) -> JournaledEngine:
         path = directory.engine_path(shard)
-        file = SqliteEngine(path, threads="never", shard=shard, shards=SHARDS, vfs=self.disk.name)
+        file = SqliteEngine(path, threads="never", shard=shard, shards=SHARDS, vfs=self._vfs)
         return JournaledEngine(shard, file, journal, rows=6)
 
     async def start_again(self) -> None:

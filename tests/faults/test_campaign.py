@@ -1,4 +1,4 @@
-"""Each write, sync, truncation, opening, deletion and read fails in turn; nothing acknowledged is lost, nothing is wrong.
+"""Each write, sync, truncation, opening, deletion and read fails in turn: nothing acknowledged is lost, nothing wrong.
 
 ``FAULT_ROUNDS`` is how many faults are tried, spread evenly over all that there are (60); ``make faults`` tries each.
 ``FAULT_SEED`` replays a seed.
@@ -121,6 +121,10 @@ def test_a_shard_that_answers_before_its_write_is_found_out(
         return CommitResult.OK, seq
 
     monkeypatch.setattr(journaled.Journal, "append", hasty)
-    with pytest.raises((Broken, ExceptionGroup)):
-        for nth in range(5, 300, 10):
+    found = 0
+    for nth in range(5, 300, 10):
+        try:
             tell(empty, tmp_path / str(nth), Fault(Kind.WRITE, nth, lasting=True), SEED, power=True)
+        except (Broken, ExceptionGroup):
+            found += 1
+    assert found

@@ -14,6 +14,7 @@ keeps, for every file, what a power loss leaves. It follows a POSIX file system 
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ from typing import Final
 import apsw
 
 SECTOR_BYTES: Final = 512
+PAGE_BYTES_MIN: Final = 512
+HEADER_BYTES: Final = 100
+RESERVED_AT: Final = 20
+CHECKSUM_BYTES: Final = 8
 
 _serial = itertools.count(1)
 
@@ -87,6 +92,16 @@ def _write(surface: bytearray, offset: int, data: bytes) -> None:
     if len(surface) < offset:
         _resize(surface, offset)
     surface[offset : offset + len(data)] = data
+
+
+def page_checksum(content: bytes) -> bytes:
+    """The checksum of https://www.sqlite.org/cksumvfs.html."""
+    first = second = 0
+    words = struct.unpack(f"<{len(content) // 4}I", content)
+    for index in range(0, len(words), 2):
+        first = (first + words[index] + second) & 0xFFFFFFFF
+        second = (second + words[index + 1] + first) & 0xFFFFFFFF
+    return struct.pack("<2I", first, second)
 
 
 class LossyDisk(apsw.VFS):
@@ -173,6 +188,7 @@ class LossyFile(apsw.VFSFile):
     def __init__(self, filename: apsw.URIFilename | str, flags: list[int], disk: LossyDisk) -> None:
         super().__init__("unix", filename, flags)
         self.disk = disk
+        self._main = bool(flags[0] & apsw.SQLITE_OPEN_MAIN_DB)
         self.inode = Inode(bytearray(), False)
         self.path = ""
 
@@ -184,14 +200,24 @@ class LossyFile(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
         disk = self.disk
+        data = self._summed(bytes(data), offset)
         if disk.free_bytes is not None and disk.afflicted in self.path:
             if disk.free_bytes < len(data):
                 raise apsw.FullError("no space left on device")
             disk.free_bytes -= len(data)
         # The write during which the power goes may be torn: it counts as made before the step says so.
-        self.inode.dirty.append(Write(offset, bytes(data)))
+        self.inode.dirty.append(Write(offset, data))
         disk.step()
         super().xWrite(data, offset)
+
+    def _summed(self, data: bytes, offset: int) -> bytes:
+        """A page of a file with checksums, with its own: this disk has the place of the VFS that keeps them."""
+        if not self._main or len(data) < PAGE_BYTES_MIN:
+            return data
+        header = data if offset == 0 else super().xRead(HEADER_BYTES, 0)
+        if header[RESERVED_AT] != CHECKSUM_BYTES:
+            return data
+        return data[:-CHECKSUM_BYTES] + page_checksum(data[:-CHECKSUM_BYTES])
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         self.disk.step()
