@@ -57,6 +57,7 @@ from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.wire.requests import Watch
 
@@ -93,8 +94,9 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
     observer = Observers(metrics, LogObserver())
     with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
         durability: Durability = config.server.durability.value
-        await settle_journals(directory, durability, 1)
-        async with open_engines(directory, durability) as engines:
+        keys = keyring_of(config)
+        await settle_journals(directory, durability, 1, keys)
+        async with open_engines(directory, durability, keys=keys) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
             bell = Bell()
@@ -216,6 +218,11 @@ def make_shards(
         Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer)
         for number, (engine, opened) in engines.items()
     ]
+
+
+def keyring_of(config: ServerConfig) -> Keyring | None:
+    """The keys that seal what callers store. Raises: StartError: the package for it is not there."""
+    return Keyring(config.server.encryption_keys) if config.server.encryption_keys else None
 
 
 def boottime_s() -> float:

@@ -7,6 +7,7 @@ from typing import Final
 
 from idemactor.config import kinds, model, senders
 from idemactor.config.addresses import parse_address
+from idemactor.config.encryption import encryption_keys
 from idemactor.config.gateway import build_gateway
 from idemactor.config.section import Section
 from idemactor.config.tree import Problem, Table
@@ -33,7 +34,7 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
     root = Section(tree, "", problems)
     tokens = _tokens(root.section("auth"))
     config = model.ServerConfig(
-        server=_server(root.section("server")),
+        server=_server(root.section("server"), environment),
         http=_door(root.section("http"), model.HTTP_BIND_DEFAULT),
         rpc=_door(root.section("rpc"), model.RPC_BIND_DEFAULT),
         tokens=tokens,
@@ -46,7 +47,7 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
     return config
 
 
-def _server(section: Section) -> model.ServerSection:
+def _server(section: Section, environment: Mapping[str, str]) -> model.ServerSection:
     default = model.ServerSection()
     backstep = kinds.integer(0, model.CLOCK_BACKSTEP_MS_MAX)
     evict_after = kinds.integer(model.EVICT_AFTER_MS_MIN, model.EVICT_AFTER_MS_MAX)
@@ -59,6 +60,7 @@ def _server(section: Section) -> model.ServerSection:
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
         workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
+        encryption_keys=encryption_keys(section, environment),
     )
     section.close()
     return server

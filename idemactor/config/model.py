@@ -63,6 +63,7 @@ class ServerSection:
         evict_after_ms: How long a shard may be idle before its memory is given back.
         mailbox_max: How many commands may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
+        encryption_keys: What callers store is encrypted with the first and decrypted with any; none: kept as it is.
     """
 
     data_dir: Path = Path("data")
@@ -72,6 +73,7 @@ class ServerSection:
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     mailbox_max: int = MAILBOX_DEFAULT
     workers: int = 1
+    encryption_keys: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from idemactor.storage import journal_rows
 from idemactor.storage.base import Batch, CommitResult, Engine, Open, Opened, RecordQuery, StoredIncident
 from idemactor.storage.journal import BODY_BYTES_MAX, Journal
 from idemactor.storage.overlay import Overlay
+from idemactor.storage.sealing import Keyring, is_sealed, unseal
 
 WRITE_BEHIND_ROWS: Final = 128
 """How many rows a shard lets come together before its file is written. A row takes 12 to 15 us, so that the loop stands
@@ -50,6 +51,7 @@ class JournaledEngine:
         journal: Shared by all shards of the process.
         rows: How many rows to let come together.
         bytes_max: How many bytes of batches to let come together.
+        keys: Batches are sealed with them, whole.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class JournaledEngine:
         *,
         rows: int = WRITE_BEHIND_ROWS,
         bytes_max: int = WRITE_BEHIND_BYTES,
+        keys: Keyring | None = None,
     ) -> None:
         self.last_sync_s = 0.0
         self._shard = shard
@@ -67,6 +70,7 @@ class JournaledEngine:
         self._journal = journal
         self._rows = rows
         self._bytes_max = bytes_max
+        self._keys = keys
         self._overlay = Overlay()
         self._overlay_bytes = 0
         self._seq = 0
@@ -107,7 +111,8 @@ class JournaledEngine:
             raise StorageError(f"shard {self._shard}: {error}") from error
         for row in rows:
             # It fits: before one that did not was appended, the file was written.
-            self._lay_over(journal_rows.decode(row.body), len(row.body))
+            body = unseal(self._keys, row.body, self._about(row.previous)) if is_sealed(row.body) else row.body
+            self._lay_over(journal_rows.decode(body), len(body))
             self._seq = row.seq
         if rows:
             await self._write_out()
@@ -151,12 +156,18 @@ class JournaledEngine:
         return result
 
     async def _append(self, batch: Batch, body: bytes) -> CommitResult:
+        if self._keys is not None:
+            body = self._keys.seal(body, self._about(self._seq))
         result, seq = await self._journal.append(self._shard, self._seq, body)
         self.last_sync_s = self._journal.sync_s
         if result is CommitResult.OK:
             self._lay_over(batch, len(body))
             self._seq = seq
         return result
+
+    def _about(self, previous: int) -> tuple[str | int, ...]:
+        """What a sealed batch belongs to: its place in the journal."""
+        return ("batch", self._shard, previous)
 
     async def _bypass(self, batch: Batch, size: int) -> CommitResult:
         self._lay_over(batch, size)

@@ -21,6 +21,7 @@ from idemactor.node import (
     check_settings,
     connections_max,
     first_ms,
+    keyring_of,
     make_context,
     make_proxy,
     make_shards,
@@ -37,6 +38,7 @@ from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sqlite_wal import Durability
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
@@ -87,8 +89,10 @@ def prepare(config: ServerConfig, directory: DataDirectory, tell: Callable[[byte
 
 
 async def _prepare(config: ServerConfig, directory: DataDirectory) -> Epoch:
-    await settle_journals(directory, config.server.durability.value, config.server.workers)
-    async with open_engines(directory, config.server.durability.value) as engines:
+    durability: Durability = config.server.durability.value
+    keys = keyring_of(config)
+    await settle_journals(directory, durability, config.server.workers, keys)
+    async with open_engines(directory, durability, keys=keys) as engines:
         epoch = Epoch(first_ms(config, [opened for _, opened in engines]), boottime_s())
         await check_settings(config, engines, epoch.start_ms)
     return epoch
@@ -130,7 +134,9 @@ def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None
 
 
 async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]) -> None:
-    async with open_engines(given.directory, given.config.server.durability.value, mine) as engines:
+    durability: Durability = given.config.server.durability.value
+    keys = keyring_of(given.config)
+    async with open_engines(given.directory, durability, mine, keys) as engines:
         metrics, census = Metrics(), SharedCensus()
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))

@@ -252,8 +252,10 @@ class Life:
         left = self.path.with_name(f"{self.path.name}-after")
         left.mkdir()
         self.disk.leave(left)
-        for name in ("idemactor.json", "LOCK"):
-            shutil.copy(self.path / name, left / name)
+        # What no start came to open is as it was.
+        untouched = [file for file in self.path.glob("*.db") if str(file) not in self.disk.inodes]
+        for file in (self.path / "idemactor.json", self.path / "LOCK", *untouched):
+            shutil.copy(file, left / file.name)
         self.disk.close()
         self.path = left
         self.disk = FaultyDisk(self.disk.rng)

@@ -16,10 +16,11 @@ from typing import Final
 
 import pytest
 
-from idemactor.storage import journaled, sqlite_wal
+from idemactor.storage import sqlite_wal
 from idemactor.storage.base import CommitResult
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.journal import Journal
 from tests.faults.disk import Fault, FaultyDisk, Kind, Manner
 from tests.faults.life import SHARDS, Broken, Life, run_on_mock_time
 
@@ -114,13 +115,13 @@ def test_the_disk_fails_once_or_for_good_at_each_of_its_operations(empty: Path, 
 def test_a_shard_that_answers_before_its_write_is_found_out(
     empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    commit = journaled.Journal.append
+    commit = Journal.append
 
-    async def hasty(self: journaled.Journal, shard: int, previous: int, body: bytes) -> tuple[CommitResult, int]:
+    async def hasty(self: Journal, shard: int, previous: int, body: bytes) -> tuple[CommitResult, int]:
         _, seq = await commit(self, shard, previous, body)
         return CommitResult.OK, seq
 
-    monkeypatch.setattr(journaled.Journal, "append", hasty)
+    monkeypatch.setattr(Journal, "append", hasty)
     found = 0
     for nth in range(5, 300, 10):
         try:

@@ -5,13 +5,13 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
-from typing import Final
+from typing import Any, Final
 
 import pytest
 import trio
@@ -39,8 +39,8 @@ def life_in(path: Path) -> Life:
     return Life(path, FaultyDisk(Random(SEED)), checked_vfs())
 
 
-def on_mock_time(story: functools.partial[object]) -> None:
-    trio.run(story, clock=MockClock(autojump_threshold=0))  # type: ignore[arg-type]
+def on_mock_time(story: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    trio.run(story, clock=MockClock(autojump_threshold=0))
 
 
 @pytest.fixture(name="killed", scope="module")
@@ -60,7 +60,7 @@ def _killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
             life.allowed["last"] |= {("free", None)}
             shutil.copytree(life.path, left)
 
-    on_mock_time(functools.partial(story))
+    on_mock_time(story)
     life.disk.close()
     return left, {key: set(allowed) for key, allowed in life.allowed.items()}
 
@@ -111,7 +111,7 @@ def test_a_changed_byte_is_found_by_the_check_and_is_never_an_answer(
             outcome = await _start_and_look(life)
 
         try:
-            on_mock_time(functools.partial(story))
+            on_mock_time(story)
         except BaseException as error:
             error.add_note(f"FAULT_SEED={SEED}: byte {position} of {file.name}; the check found it: {found}")
             raise
@@ -152,7 +152,7 @@ def test_a_byte_that_changes_under_a_running_server_costs_its_shard_until_it_is_
             assert await _answers(caller) == {0: True, 1: True}
             await caller.look(must_answer=True)
 
-    on_mock_time(functools.partial(story))
+    on_mock_time(story)
     life.disk.close()
 
 
@@ -183,5 +183,5 @@ def test_without_checksums_a_changed_byte_becomes_an_answer(tmp_path: Path, monk
             await caller.look()
 
     with pytest.RaisesGroup(Broken):
-        on_mock_time(functools.partial(story))
+        on_mock_time(story)
     life.disk.close()
