@@ -194,6 +194,11 @@ class JournalFile(WalFile[int]):
         if done and not self.broken:
             self.append([], done)
 
+    def wipe(self, done: Mapping[int, int]) -> CommitResult:
+        """Drop what the shards' own files hold, and leave nothing of it in the WAL; anything but OK: try again."""
+        result = self.append([], done) if done else CommitResult.OK
+        return result if result is not CommitResult.OK or self.empty_wal() else CommitResult.FAILED
+
     def _create(self) -> None:
         raise missing(self._name)
 

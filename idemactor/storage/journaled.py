@@ -76,6 +76,7 @@ class JournaledEngine:
         self._seq = 0
         self._latest_rows = 0
         self._broken = True
+        self._forgets = False
 
     @property
     def last_error(self) -> Exception | None:
@@ -153,6 +154,7 @@ class JournaledEngine:
         self._broken = True
         result = await (self._append(batch, body) if len(body) <= BODY_BYTES_MAX else self._bypass(batch, len(body)))
         self._broken = result is not CommitResult.OK
+        self._forgets = self._forgets or batch.forgets
         return result
 
     async def _append(self, batch: Batch, body: bytes) -> CommitResult:
@@ -181,12 +183,20 @@ class JournaledEngine:
 
     async def maintain(self) -> None:
         """Write the file behind once enough has come together. A failure shows at the next commit."""
+        if self._forgets:
+            self._forgets = not await self.wipe()
         if not self._broken and self._due():
             # Answers of other shards may be durable by now, and leave before this one's file is written.
             await trio.lowlevel.cancel_shielded_checkpoint()
             await self._write()
         await self._inner.maintain()
         await self._journal.maintain()
+
+    async def wipe(self) -> bool:
+        """Leave nothing of what was removed in the file, nor in the journal, which has it as it was given."""
+        if self._broken or (self._overlay.batches and await self._write() is not CommitResult.OK):
+            return False
+        return await self._inner.wipe() and await self._journal.wipe()
 
     def _due(self) -> bool:
         rows_enough = max(self._rows, WRITE_BEHIND_BATCHES * self._latest_rows)

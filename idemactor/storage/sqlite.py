@@ -64,6 +64,7 @@ class SqliteEngine:
         self.last_sync_s = 0.0
         self._file = ShardFile(Place(path, shard, shards, create, durability, vfs, keys))
         self._keys = keys
+        self._forgets = False
         self._threads = threads
         self._limiter = trio.CapacityLimiter(THREADS_PER_SHARD)
         self._writes = Pace()
@@ -110,6 +111,7 @@ class SqliteEngine:
     async def commit(self, batch: Batch) -> CommitResult:
         """Write a batch as one transaction."""
         result = await self._run(lambda: self._file.write(batch), thread=self._writes.slow)
+        self._forgets = self._forgets or batch.forgets
         self.last_commit_s, self.last_sync_s = self._file.commit_s, self._file.sync_s
         self._writes.observe(self.last_commit_s)
         return result
@@ -120,8 +122,14 @@ class SqliteEngine:
 
     async def maintain(self) -> None:
         """Housekeeping that no answer needs to wait for: call it after the answers of a batch have left."""
+        if self._forgets:
+            self._forgets = not await self.wipe()
         if self._file.wants_maintenance:
             await self._run(self._file.maintain, thread=True)
+
+    async def wipe(self) -> bool:
+        """Leave nothing in the WAL; what is free in the file is overwritten when it becomes free."""
+        return await self._run(self._file.empty_wal, thread=True)
 
     async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
         """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""

@@ -213,6 +213,9 @@ class WalFile(ABC, Generic[S]):
             "mmap_size": 0,
             "temp_store": "MEMORY",
             "journal_size_limit": WAL_BYTES_KEPT,
+            # What is removed is overwritten in the transaction that removes it, free pages included. Of the hot path it
+            # costs nothing that could be measured: the pages are written anyway, or free for a moment only.
+            "secure_delete": "ON",
             "trusted_schema": "OFF",
         }
         for name, value in settings.items():
@@ -337,6 +340,25 @@ class WalFile(ABC, Generic[S]):
         self.wal_pages = pages - copied
         # A reader that holds on to an old state would otherwise make every commit try again.
         self._checkpoint_at = CHECKPOINT_PAGES + (pages if pages > copied else 0)
+
+    def empty_wal(self) -> bool:
+        """Copy the WAL into the file and cut it to nothing; whether that was possible."""
+        if self.broken or self._connection is None:
+            return False
+        self.broken = True
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            # Another program reads what was there before.
+            self.broken = False
+            return False
+        except apsw.Error as error:
+            self._note(error)
+            return False
+        self.broken = False
+        self.wal_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        return True
 
     def _note_wal(self, _connection: apsw.Connection, _schema: str, pages: int) -> int:
         self.wal_pages = pages

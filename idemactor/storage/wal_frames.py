@@ -67,18 +67,31 @@ def _damage_behind(file: BinaryIO, frames: int) -> str | None:
         return None
     head = _Head.of(header)
     if head is None:
-        # A header is synced before the first frame, and smaller than what a disk writes at once.
-        return "the header of its WAL is damaged"
+        # A header is synced before the first frame of its run.
+        first = file.read(FRAME_HEADER_BYTES)
+        whole = len(first) < FRAME_HEADER_BYTES or _is_torn_restart(header, first[8:16])
+        return None if whole else "the header of its WAL is damaged"
     committed = False
     for number, frame in enumerate(_headers(file, head, frames), frames + 1):
-        if committed:
-            whole = frame.salts == head.salts and _is_whole(file, head, number)
-            return f"frame {frames + 1} of its WAL is damaged, and more comes after it" if whole else None
-        # The salts of the first one may be what was damaged.
-        if number > frames + 1 and frame.salts != head.salts:
-            return None
-        committed = frame.commit > 0
+        # What an earlier run left behind the end has other salts; but salts may also be what was damaged.
+        if committed and frame.salts == head.salts and _is_whole(file, head, number):
+            return f"frame {frames + 1} of its WAL is damaged, and more comes after it"
+        committed = committed or frame.commit > 0
     return None
+
+
+def _is_torn_restart(header: bytes, salts: bytes) -> bool:
+    """Whether a header is half written over the one before it: everything of that run was in the file by then.
+
+    The frames still have the salts of the run before. A new header counts the runs and the first salt up by one, and
+    has another second salt; so it is known what was there before, but for where the writing stopped.
+    """
+    magic, version, page_bytes, run = struct.unpack(">4I", header[:16])
+    before = struct.pack(">4I", magic, version, page_bytes, (run - 1) & _MASK) + salts
+    before += struct.pack(">2I", *_sum(">" if magic & 1 else "<", before, (0, 0)))
+    salt, salt_before = (int.from_bytes(each[16:20], "big") for each in (header, before))
+    torn = [at for at in range(16, HEADER_BYTES) if header[at:] == before[at:]]
+    return any(at <= 20 or salt == (salt_before + 1) & _MASK for at in torn)
 
 
 class _Head(NamedTuple):
