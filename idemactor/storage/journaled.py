@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import apsw
 import trio
 
 from idemactor.core.delivery import Event, Intent
@@ -115,8 +116,11 @@ class JournaledEngine:
             body = unseal(self._keys, row.body, self._about(row.previous)) if is_sealed(row.body) else row.body
             self._lay_over(journal_rows.decode(body), len(body))
             self._seq = row.seq
+        if rows and await self._write() is not CommitResult.OK:
+            if not await self._go_on_reading():
+                raise StorageError(f"shard {self._shard}: its file cannot be written")
+            return self._overlay.opened(opened, self._seq)
         if rows:
-            await self._write_out()
             await self._inner.close()
             opened = await self._inner.open()
         self._journal.applied(self._shard, self._seq)
@@ -188,7 +192,8 @@ class JournaledEngine:
         if not self._broken and self._due():
             # Answers of other shards may be durable by now, and leave before this one's file is written.
             await trio.lowlevel.cancel_shielded_checkpoint()
-            await self._write()
+            if await self._write() is not CommitResult.OK:
+                await self._go_on_reading()
         await self._inner.maintain()
         await self._journal.maintain()
 
@@ -225,12 +230,16 @@ class JournaledEngine:
 
     async def last_seq(self) -> int:
         """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
-        await self._write_behind()
+        if self._overlay.touches_outbox:
+            await self._write_behind()
+        self._check_open()
         return await self._inner.last_seq()
 
     async def outbox(self, after_seq: int, limit: int) -> list[Open]:
         """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
-        await self._write_behind()
+        if self._overlay.touches_outbox:
+            await self._write_behind()
+        self._check_open()
         return await self._inner.outbox(after_seq, limit)
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
@@ -280,7 +289,19 @@ class JournaledEngine:
 
     async def _write_out(self) -> None:
         if self._overlay.batches and await self._write() is not CommitResult.OK:
+            await self._go_on_reading()
             raise StorageError(f"shard {self._shard}: its file cannot be written")
+
+    async def _go_on_reading(self) -> bool:
+        """After a write for which the disk had no room: the journal has it all, and who reads is shown it as before.
+
+        Nothing comes to it meanwhile: the journal is on the same disk.
+        """
+        if not isinstance(self._inner.last_error, apsw.FullError):
+            return False
+        await self._inner.reopen()
+        self._broken = False
+        return True
 
     def _lay_over(self, batch: Batch, size: int) -> None:
         self._overlay.add(batch)

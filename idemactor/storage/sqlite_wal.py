@@ -233,10 +233,21 @@ class WalFile(ABC, Generic[S]):
             # as it is; but what a failed COMMIT left behind that end, complete by now, has to be written over before
             # a power loss makes somebody find it there.
             recovering = True
+        except apsw.FullError as error:
+            # What is there can be read: it is in the WAL, and that is durable.
+            self._note(error)
         self.wal_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         if recovering:
+            self._prove_writable(connection)
+
+    def _prove_writable(self, connection: apsw.Connection) -> None:
+        """A disk that refuses writes is found out now; one that is full serves readers, and refuses each writer."""
+        try:
             self._touch(connection)
+        except apsw.FullError as error:
+            self._note(error)
+            _roll_back(connection)
 
     def _rewrite_wal(self) -> None:
         name = self._name + "-wal"

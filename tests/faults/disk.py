@@ -82,12 +82,14 @@ class FaultyDisk(LossyDisk):
 
     Attributes:
         cut_after: How many changes after the fault the power goes; None: it stays.
+        full: No file can grow; what has its place already can be written over.
     """
 
     def __init__(self, rng: Random, fault: Fault | None = None, cut_after: int | None = None) -> None:
         super().__init__(rng)
         self.strikes = Strikes(fault)
         self.cut_after = cut_after
+        self.full = False
 
     def step(self) -> None:
         if self.strikes.struck and self.cut_after is not None and self.power_lost_at is None:
@@ -113,6 +115,7 @@ class FaultyFile(LossyFile):
 
     def __init__(self, filename: apsw.URIFilename | str, flags: list[int], disk: FaultyDisk) -> None:
         super().__init__(filename, flags, disk)
+        self._faulty = disk
         self._strikes = disk.strikes
 
     @property
@@ -126,6 +129,8 @@ class FaultyFile(LossyFile):
         return super().xRead(amount, offset)
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
+        if self._faulty.full and offset + len(data) > super().xFileSize():
+            raise apsw.FullError("no space left on device")
         if self._strikes.meets(Kind.WRITE):
             if self._torn:
                 super().xWrite(data[: len(data) // 2], offset)

@@ -46,7 +46,7 @@ from idemactor.storage.journaled import JournaledEngine
 from idemactor.storage.sqlite import SqliteEngine
 from tests.faults.disk import FaultyDisk
 from tests.shard.harness import NAMESPACE, START_MS, Rig, identity, reserve
-from tests.shard.harness import Watch as Notes
+from tests.shard.harness import Watch as ShardWatch
 
 SHARDS: Final = 2
 EVICT_AFTER_MS: Final = 5_000
@@ -60,6 +60,22 @@ Standing: TypeAlias = tuple[str, object]
 """How a key stands, by a caller's notes: free, pending with its token, committed with its outcome, lapsed, queued."""
 
 FREE: Final[Standing] = ("free", None)
+
+
+class Notes(ShardWatch):
+    """Also remembers what was said of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def batch_failed(self, shard: int, commands: int, error: BaseException | None) -> None:
+        super().batch_failed(shard, commands, error)
+        self.said.append(f"shard {shard}: {error} {error.__cause__ if error else ''}")
+
+    def quarantined(self, shard: int, error: BaseException, retry_ms: int) -> None:
+        super().quarantined(shard, error, retry_ms)
+        self.said.append(f"shard {shard}: {error} {error.__cause__}")
 
 
 class Broken(AssertionError):
