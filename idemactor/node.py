@@ -29,6 +29,7 @@ from idemactor.gateway.refs import parse_ref
 from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
+from idemactor.observability.audit import Audit
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
@@ -125,6 +126,8 @@ def make_context(
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
     context.bell = bell
+    context.audit = Audit(config.log.audit_file, logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)))
+    context.audit.prove_writable()
     return context
 
 

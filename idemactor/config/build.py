@@ -167,6 +167,7 @@ def _log(section: Section) -> model.LogSection:
     log = model.LogSection(
         level=section.read("level", kinds.choice(model.LogLevel), default.level),
         payloads=section.read("payloads", kinds.boolean(), default.payloads),
+        audit_file=section.read("audit_file", kinds.path(), None),
     )
     section.close()
     return log

@@ -116,10 +116,17 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogSection:
-    """``[log]``: what the log on standard error says; ``payloads`` shows keys and payloads in clear."""
+    """``[log]``: what the log on standard error says.
+
+    Attributes:
+        level: The least important events that are written.
+        payloads: Keys and payloads are shown in clear.
+        audit_file: Where what operators did is written, keys in clear; None: to the log.
+    """
 
     level: LogLevel = LogLevel.INFO
     payloads: bool = False
+    audit_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from idemactor.core.policy import Policy
 from idemactor.gateway.source import Source
+from idemactor.observability.audit import NO_AUDIT, Audit
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
@@ -34,6 +35,7 @@ class ServerContext:
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
         sources: The kinds of sender that are known, by name.
         bell: Rings when there may be something in an outbox.
+        audit: Is told what operators did.
     """
 
     router: Router
@@ -48,3 +50,4 @@ class ServerContext:
     draining: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
     bell: Bell = field(default_factory=Bell)
+    audit: Audit = NO_AUDIT

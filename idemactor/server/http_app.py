@@ -124,7 +124,7 @@ class _Views:
         key = header_key(request.headers)
         command = command_from(op, members, scope, Dialect.JSON, header_key=key)
         _current().waits = isinstance(command, Reserve) and command.wait_ms > 0
-        [answer] = await operations.carry_out(self._context, [command], _current().handed_over)
+        [answer] = await operations.carry_out(self._context, [command], _current().handed_over, scope.who)
         return _response(answered(answer, command, is_operator=scope.operator))
 
     async def batch(self) -> Response:
@@ -135,7 +135,7 @@ class _Views:
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
-        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
+        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, batch.who)
         return _response(told(batch.body(answers)))
 
     async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:

@@ -5,9 +5,10 @@ Nothing here knows how a request came or how its answer leaves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -24,9 +25,11 @@ from idemactor.core.queries import (
 )
 from idemactor.core.replies import Overloaded, Unavailable
 from idemactor.errors import InvalidRequest, RequestError
+from idemactor.observability.audit import Audit
 from idemactor.observability.merge import merged
 from idemactor.observability.metrics import ShardStanding
-from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
+from idemactor.server.audited import audited
+from idemactor.server.auth import ANONYMOUS, Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Answer, Envelope
@@ -60,15 +63,19 @@ Question = Callable[[], Awaitable[dict[str, object]]]
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
-async def carry_out(context: ServerContext, commands: Sequence[Command], handed_over: trio.Event) -> list[Answer]:
+async def carry_out(
+    context: ServerContext, commands: Sequence[Command], handed_over: trio.Event, who: str = ANONYMOUS
+) -> list[Answer]:
     """Send commands to their shards and wait for all the answers.
 
     Args:
         commands: In order.
         handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
+        who: Gives them, for the audit log.
     """
     replies = Replies(len(commands))
-    context.router.route([Envelope(command, replies, index) for index, command in enumerate(commands)])
+    envelopes = (Envelope(command, replies, index) for index, command in enumerate(commands))
+    context.router.route([audited(context.audit, who, envelope) for envelope in envelopes])
     handed_over.set()
     return await replies.wait()
 
@@ -106,6 +113,7 @@ class Batch:
 
     _items: tuple[_Item, ...]
     _dialect: Dialect
+    who: str
 
     @classmethod
     def read(cls, context: ServerContext, principal: Principal | None, members: Members, dialect: Dialect) -> Batch:
@@ -126,7 +134,7 @@ class Batch:
             raise InvalidRequest("a batch has ops and nothing else", field=unknown)
         if len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
-        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)
+        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect, principal.who)
 
     @property
     def commands(self) -> list[Command]:
@@ -138,9 +146,10 @@ class Batch:
         """What does not."""
         return [item.error for item in self._items if item.error is not None]
 
-    def envelopes(self, replies: Replies) -> list[Envelope]:
+    def envelopes(self, replies: Replies, audit: Audit) -> list[Envelope]:
         """The commands, tagged by their order."""
-        return [Envelope(command, replies, index) for index, command in enumerate(self.commands)]
+        envelopes = (Envelope(command, replies, index) for index, command in enumerate(self.commands))
+        return [audited(audit, self.who, envelope) for envelope in envelopes]
 
     def body(self, answers: Sequence[Answer]) -> dict[str, object]:
         """The members of the answer; ``answers`` are those of ``commands``, in order."""
@@ -236,7 +245,14 @@ def acknowledge(context: ServerContext, scope: Scope, members: Members, dialect:
     shard, query = acknowledge_from(members, scope, dialect, len(context.router.shards))
 
     async def ask() -> dict[str, object]:
-        answer = await _ask(context, shard, query)
+        note = functools.partial(context.audit.happened, scope.who, "acknowledge")
+        where: dict[str, Any] = {"tenant": scope.tenant, "namespace": scope.namespace, "incident": members.get("id")}
+        try:
+            answer = await _ask(context, shard, query)
+        except RequestError as error:
+            note(error.code.value, **where)
+            raise
+        note("acknowledged", **where)
         assert isinstance(answer, Acknowledged)
         return body_of(answer, query, operator=True, dialect=dialect)
 

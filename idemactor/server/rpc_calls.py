@@ -14,6 +14,7 @@ from idemactor.core.commands import Command, Reserve
 from idemactor.core.replies import Reserved
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import operations
+from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
@@ -22,7 +23,7 @@ from idemactor.shard.router import OVERLOADED_RETRY_MS
 from idemactor.wire.answers import body_of, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.refusals import detail_of, refusal_of
-from idemactor.wire.requests import COMMAND_OPS, Dialect, Members, command_from, members_of
+from idemactor.wire.requests import COMMAND_OPS, OPERATOR_OPS, Dialect, Members, command_from, members_of
 
 DOOR: Final = "rpc"
 
@@ -163,7 +164,10 @@ class RpcCalls:
             self.waiting += 1
         else:
             self.in_flight += 1
-        self._batch.append(Envelope(command, self, _Call(request.msgid, command, scope.operator, waits)))
+        envelope = Envelope(command, self, _Call(request.msgid, command, scope.operator, waits))
+        self._batch.append(
+            envelope if method not in OPERATOR_OPS else audited(self._context.audit, scope.who, envelope)
+        )
 
     def _namespace(self, params: dict[str, Any]) -> str:
         """Takes the namespace out of the members, which are then those of the HTTP body."""
@@ -225,7 +229,7 @@ class RpcCalls:
 
         replies = Replies(count, finish)
         self.in_flight += count
-        self._batch.extend(batch.envelopes(replies))
+        self._batch.extend(batch.envelopes(replies, self._context.audit))
         if not count:
             finish()
 

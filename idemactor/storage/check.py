@@ -39,6 +39,7 @@ from idemactor.storage.sealing import is_sealed
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.wal_frames import damage_behind
 
+_MAY_BE_LOSSY: Final = ' (after a power failure under durability = "process", start once more with that setting)'
 EXAMPLES_MAX: Final = 5
 """How many ids a finding names."""
 
@@ -109,7 +110,7 @@ def check_directory(path: Path) -> Report:
     raise AssertionError("an exit stack swallows nothing")
 
 
-def _bytes_changed(connection: apsw.Connection, path: Path) -> Iterator[tuple[Severity, str]]:
+def _bytes_changed(connection: apsw.Connection, path: Path, unless: str = "") -> Iterator[tuple[Severity, str]]:
     """What the checksums of a file and of its WAL say.
 
     Raises:
@@ -129,7 +130,7 @@ def _bytes_changed(connection: apsw.Connection, path: Path) -> Iterator[tuple[Se
     # Once something was read, SQLite knows how much of the WAL it takes for whole.
     frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     if found := damage_behind(path.with_name(path.name + "-wal"), max(0, frames)):
-        yield Severity.ERROR, f"{found}: what was acknowledged after it is lost"
+        yield Severity.ERROR, f"{found}: what was acknowledged after it is lost{unless}"
 
 
 def _check(path: Path, locks: contextlib.ExitStack) -> Report:
@@ -217,7 +218,7 @@ def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
     try:
         with open_untouched(path) as connection:
             check_version(connection, path.name, journal_file.KIND)
-            for severity, what in _bytes_changed(connection, path):
+            for severity, what in _bytes_changed(connection, path, _MAY_BE_LOSSY):
                 findings.append(Finding(None, severity, f"{path.name}: {what}"))
             for (line,) in connection.execute("PRAGMA integrity_check(20)").fetchall():
                 if line != "ok":

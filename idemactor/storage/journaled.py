@@ -78,6 +78,7 @@ class JournaledEngine:
         self._latest_rows = 0
         self._broken = True
         self._forgets = False
+        self._no_room = False
 
     @property
     def last_error(self) -> Exception | None:
@@ -153,7 +154,7 @@ class JournaledEngine:
         except (TypeError, ValueError, OverflowError):
             # What a file could not store must not become durable first, and then stand in the way for good.
             return CommitResult.FAILED
-        if not self._overlay.fits(batch) and await self._write() is not CommitResult.OK:
+        if (self._no_room or not self._overlay.fits(batch)) and await self._write() is not CommitResult.OK:
             return CommitResult.FAILED
         self._broken = True
         result = await (self._append(batch, body) if len(body) <= BODY_BYTES_MAX else self._bypass(batch, len(body)))
@@ -295,12 +296,16 @@ class JournaledEngine:
     async def _go_on_reading(self) -> bool:
         """After a write for which the disk had no room: the journal has it all, and who reads is shown it as before.
 
-        Nothing comes to it meanwhile: the journal is on the same disk.
+        Nothing more is taken until the file was written: what the journal and memory hold for it has its limit.
         """
         if not isinstance(self._inner.last_error, apsw.FullError):
             return False
-        await self._inner.reopen()
+        try:
+            await self._inner.reopen()
+        except StorageError:
+            return False
         self._broken = False
+        self._no_room = True
         return True
 
     def _lay_over(self, batch: Batch, size: int) -> None:
@@ -319,7 +324,7 @@ class JournaledEngine:
         batch.journal_seq = self._seq
         result = await self._inner.commit(batch)
         if result is CommitResult.OK:
-            self._broken = False
+            self._broken = self._no_room = False
             self._forget_overlay()
             self._journal.applied(self._shard, self._seq)
         return result

@@ -79,7 +79,11 @@ class Notes(ShardWatch):
 
 
 class Broken(AssertionError):
-    """The disk's fault became a wrong answer, or a shard does not come back."""
+    """The disk's fault became a wrong answer."""
+
+
+class Silent(Broken):
+    """A shard does not come back."""
 
 
 @dataclass
@@ -145,7 +149,7 @@ class Caller:
             answer = await self.ask(Get(identity(key)))
             if isinstance(answer, Unavailable):
                 if must_answer:
-                    raise Broken(f"{key}: still unavailable")
+                    raise Silent(f"{key}: still unavailable")
                 continue
             seen = _standing(answer)
             if not any(_fits(each, seen) for each in allowed):
@@ -261,7 +265,11 @@ class Life:
             probes = [await caller.ask(Get(identity(f"probe-{n}"))) for n in range(8)]
             if not any(isinstance(answer, Unavailable) for answer in probes):
                 break
-        await caller.look(must_answer=not self.disk.dead)
+        try:
+            await caller.look(must_answer=True)
+        except Silent:
+            if not self.disk.dead:
+                raise
 
     def lose_power(self) -> None:
         """The machine goes off; what the disk kept is found in another directory."""
