@@ -135,7 +135,7 @@ class _Views:
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
-        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, batch.who)
+        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
         return _response(told(batch.body(answers)))
 
     async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:

@@ -274,7 +274,7 @@ class FastConnection:
         commands = batch.commands
         replies = Replies(len(commands), lambda: self._answer(lambda: told(batch.body(replies.answers))))
         if commands:
-            self._lane.route(batch.envelopes(replies, self._context.audit))
+            self._lane.route(batch.envelopes(replies))
         else:
             self._respond(told(batch.body([])))
 

@@ -25,7 +25,6 @@ from idemactor.core.queries import (
 )
 from idemactor.core.replies import Overloaded, Unavailable
 from idemactor.errors import InvalidRequest, RequestError
-from idemactor.observability.audit import Audit
 from idemactor.observability.merge import merged
 from idemactor.observability.metrics import ShardStanding
 from idemactor.server.audited import audited
@@ -113,7 +112,6 @@ class Batch:
 
     _items: tuple[_Item, ...]
     _dialect: Dialect
-    who: str
 
     @classmethod
     def read(cls, context: ServerContext, principal: Principal | None, members: Members, dialect: Dialect) -> Batch:
@@ -134,7 +132,7 @@ class Batch:
             raise InvalidRequest("a batch has ops and nothing else", field=unknown)
         if len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
-        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect, principal.who)
+        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)
 
     @property
     def commands(self) -> list[Command]:
@@ -146,10 +144,9 @@ class Batch:
         """What does not."""
         return [item.error for item in self._items if item.error is not None]
 
-    def envelopes(self, replies: Replies, audit: Audit) -> list[Envelope]:
-        """The commands, tagged by their order."""
-        envelopes = (Envelope(command, replies, index) for index, command in enumerate(self.commands))
-        return [audited(audit, self.who, envelope) for envelope in envelopes]
+    def envelopes(self, replies: Replies) -> list[Envelope]:
+        """The commands, tagged by their order; none of them is an operator's."""
+        return [Envelope(command, replies, index) for index, command in enumerate(self.commands)]
 
     def body(self, answers: Sequence[Answer]) -> dict[str, object]:
         """The members of the answer; ``answers`` are those of ``commands``, in order."""

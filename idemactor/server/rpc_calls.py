@@ -229,7 +229,7 @@ class RpcCalls:
 
         replies = Replies(count, finish)
         self.in_flight += count
-        self._batch.extend(batch.envelopes(replies, self._context.audit))
+        self._batch.extend(batch.envelopes(replies))
         if not count:
             finish()
 

@@ -53,7 +53,7 @@ _WAYS_OUT: Final = {
     errno.EACCES: "this user may not use it; give it to the user that runs idemactor",
     errno.EPERM: "this user may not use it; give it to the user that runs idemactor",
     errno.EROFS: "it is on a read-only file system; name a directory that can be written",
-    errno.ENOSPC: "the disk is full; free some space and start again",
+    errno.ENOSPC: "the disk is full, or has no inode left; free some space and start again",
     errno.EDQUOT: "the disk quota is used up; free some space and start again",
     errno.ENOTDIR: "it, or something on the way to it, is not a directory; name another path",
     errno.EEXIST: "it is not a directory; name another path",

@@ -196,6 +196,9 @@ class JournaledEngine:
             if await self._write() is not CommitResult.OK:
                 await self._go_on_reading()
         await self._inner.maintain()
+        if await self._inner.confirm() is not CommitResult.OK and not self._no_room:
+            # The file was deleted, say: whoever comes next has to know.
+            self._broken = True
         await self._journal.maintain()
 
     async def wipe(self) -> bool:

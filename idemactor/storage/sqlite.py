@@ -7,6 +7,7 @@ than once and happen seldom, always go to a thread under ``auto``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +26,9 @@ from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.sqlite_wal import Durability
 
 T = TypeVar("T")
+
+LOOK_S: Final = 1.0
+"""How long a file that is in use and not written may be gone before that is noticed, seconds."""
 
 THREADS_PER_SHARD: Final = 1
 """A shard does one thing at a time. A limiter of its own keeps it from waiting behind other users of threads."""
@@ -65,6 +69,7 @@ class SqliteEngine:
         self._file = ShardFile(Place(path, shard, shards, create, durability, vfs, keys))
         self._keys = keys
         self._forgets = False
+        self._look_at = -math.inf
         self._threads = threads
         self._limiter = trio.CapacityLimiter(THREADS_PER_SHARD)
         self._writes = Pace()
@@ -122,6 +127,9 @@ class SqliteEngine:
 
     async def maintain(self) -> None:
         """Housekeeping that no answer needs to wait for: call it after the answers of a batch have left."""
+        if trio.current_time() >= self._look_at:
+            self._look_at = trio.current_time() + LOOK_S
+            self._file.look()
         if self._forgets:
             self._forgets = not await self.wipe()
         if self._file.wants_maintenance:

@@ -375,6 +375,15 @@ class WalFile(ABC, Generic[S]):
         self.wal_pages = pages
         return apsw.SQLITE_OK
 
+    def look(self) -> None:
+        """Notice that the file or its WAL was deleted or replaced, without waiting for the next write."""
+        try:
+            if not self.broken and self._moved():
+                raise _MovedError(f"{self._name} or its WAL was deleted or replaced while in use")
+        except (_MovedError, apsw.Error, OSError) as error:
+            self._note(error)
+            self.broken = True
+
     def _moved(self) -> bool:
         """Whether file or WAL were deleted or replaced: what is written to them then is gone with the process."""
         assert self._connection is not None

@@ -68,11 +68,10 @@ async def test_over_a_door_it_is_the_tokens_name(path: Path, audit: Audit, mock_
     async with running(mock_clock, tokens=TOKENS) as rig:
         rig.context.audit = audit
         principal = rig.context.authenticator.authenticate("operator-token")
-        members: dict[str, Any] = {"ops": [{"op": "forget", "namespace": "trade", "key": "k"}]}
-        batch = operations.Batch.read(rig.context, principal, members, Dialect.JSON)
-        await operations.carry_out(rig.context, batch.commands, trio.Event(), batch.who)
+        assert principal is not None
+        await operations.carry_out(rig.context, [Forget(KEY)], trio.Event(), principal.who)
         (line,) = lines(path)
-        assert (line["who"], line["op"], line["key"]) == ("acme-operator", "forget", "k")
+        assert (line["who"], line["op"], line["key"]) == ("acme-operator", "forget", "key")
         scope = rig.context.authenticator.scope(principal, "trade", "acknowledge")
         with pytest.raises(RequestError):
             await operations.acknowledge(rig.context, scope, {"id": "0-1"}, Dialect.JSON)()
