@@ -21,7 +21,7 @@ import trio
 from idemactor.config import DoorSection, ServerConfig
 from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
+from idemactor.core.clock import Clock, ClockNotSet, ClockTooFarBehind, Sequencer, start_time
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -239,6 +239,11 @@ def first_ms(config: ServerConfig, opened: Sequence[Opened]) -> int:
     latest_ms = max(shard.latest_ms for shard in opened)
     try:
         return start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
+    except ClockNotSet as error:
+        raise StartError(
+            "the wall clock was not set since this machine started: it shows a time before 2025; set it (NTP), or let"
+            " the service start after it is set (After=time-sync.target), and start again"
+        ) from error
     except ClockTooFarBehind as error:
         raise StartError(
             f"the wall clock is {error.behind_ms} ms behind the latest time in {config.server.data_dir}, which is more"

@@ -41,7 +41,7 @@ from idemactor.errors import StorageError
 from idemactor.storage.base import CommitResult
 from idemactor.storage.checksums import checked_vfs, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
-from idemactor.storage.wal_frames import damage_behind
+from idemactor.storage.wal_frames import HEADER_BYTES, damage_behind
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -101,6 +101,7 @@ class WalFile(ABC, Generic[S]):
         self._checkpoint_at = CHECKPOINT_PAGES
         # Whether something that was read is not what was written; and what was found in which state of the file.
         self._suspect = False
+        self._wal_end: int | None = None
         self._found: tuple[tuple[int, ...], str] | None = None
         # What SQLite answers through a pointer; made once, since a commit asks every time.
         self._has_moved = ctypes.c_int(0)
@@ -182,11 +183,13 @@ class WalFile(ABC, Generic[S]):
 
     def _look_for_damage(self, connection: apsw.Connection) -> None:
         """Refuse a WAL that was longer once, and a file that gave something damaged and still does."""
-        if self._durability == "full":
-            # Else a power loss may have torn any of many transactions.
-            frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
-            if found := damage_behind(Path(self._name + "-wal"), frames):
-                raise StorageError(damaged(self._name, found))
+        # As many as it takes for whole, now that something was read; below 0 where that cannot be said.
+        frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        self._wal_end = HEADER_BYTES + frames * FRAME_BYTES if frames >= 0 else None
+        # Where commits do not sync, a power loss may have torn any of many transactions.
+        looks = self._durability == "full" and frames >= 0
+        if looks and (torn := damage_behind(Path(self._name + "-wal"), frames)):
+            raise StorageError(damaged(self._name, torn))
         if not self._suspect:
             return
         status = os.stat(self._name)
@@ -259,6 +262,10 @@ class WalFile(ABC, Generic[S]):
         wal = apsw.VFSFile(self._vfs or "", name, flags)
         try:
             size = wal.xFileSize()
+            if self._wal_end is not None and size > self._wal_end:
+                # What a failed COMMIT left there, or an earlier run, must not be taken for what followed a commit.
+                size = self._wal_end
+                wal.xTruncate(size)
             for offset in range(0, size, _REWRITE_BYTES):
                 wal.xWrite(wal.xRead(min(_REWRITE_BYTES, size - offset), offset), offset)
             wal.xSync(apsw.SQLITE_SYNC_NORMAL)
