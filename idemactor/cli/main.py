@@ -16,6 +16,7 @@ from idemactor.cli.exits import Exit, table_of
 _COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Run the server until SIGTERM.",
     "check": "Check the files of DATA_DIR and change nothing.",
+    "reencrypt": "Encrypt what the files hold with the first key (the server is stopped).",
     "key": "Show the key that a source finds in a request: a dry run.",
     "run": "Run COMMAND while holding a key, so that it does not run twice.",
     "reserve": "Ask to be the one holder of KEY.",

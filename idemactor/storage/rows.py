@@ -97,7 +97,7 @@ def loaded_entry_of(row: Row, keys: Keyring | None = None) -> Entry:
         StorageError: The row says that there is an outcome and there is none: never a reason to replay an empty one.
             Or it says so of a delivery. Or it is sealed, and cannot be opened.
     """
-    outcome = outcome_of(_revealed(row[_OUTCOME_AT:], keys, ("outcome", row[0], *row[2:5])))
+    outcome = outcome_of(revealed(row[_OUTCOME_AT:], keys, ("outcome", row[0], *row[2:5])))
     if outcome is None and row[_HAS_OUTCOME] == 1:
         raise StorageError(f"the outcome of entry {row[0]} is missing; `idemactor check` tells how much is damaged")
     return entry_of(row, outcome, _joined_delivery(row))
@@ -177,10 +177,10 @@ def outcome_row(outcome: Outcome | None) -> Row:
 
 def sealed_outcome_row(outcome: Outcome, keys: Keyring | None, entry: Entry) -> Row:
     """The columns ``schema.OUTCOME_COLUMNS`` of an entry's outcome, sealed where there are keys."""
-    return _hidden(outcome_row(outcome), keys, ("outcome", entry.id, *entry.identity))
+    return hidden(outcome_row(outcome), keys, ("outcome", entry.id, *entry.identity))
 
 
-def _hidden(row: Row, keys: Keyring | None, about: tuple[str | int, ...]) -> Row:
+def hidden(row: Row, keys: Keyring | None, about: tuple[str | int, ...]) -> Row:
     """An outcome's columns, sealed where there are keys; its status stays to be seen."""
     status, headers, body, omitted = row
     if keys is None or status is None:
@@ -188,7 +188,12 @@ def _hidden(row: Row, keys: Keyring | None, about: tuple[str | int, ...]) -> Row
     return (status, SEALED, hide(keys, (headers, body), about), omitted)
 
 
-def _revealed(row: Sequence[Any], keys: Keyring | None, about: tuple[str | int, ...]) -> Sequence[Any]:
+def revealed(row: Sequence[Any], keys: Keyring | None, about: tuple[str | int, ...]) -> Sequence[Any]:
+    """The reverse of ``hidden``; what is in clear stays so.
+
+    Raises:
+        StorageError: It is sealed, and cannot be opened.
+    """
     status, headers, body, omitted = row
     if headers != SEALED:
         return row
@@ -279,7 +284,7 @@ def open_of(row: Row) -> Open:
 def incident_row(incident: Incident, keys: Keyring | None = None) -> Row:
     """The row of ``schema.INSERT_INCIDENT``, its outcome sealed where there are keys."""
     fields = (incident.operation_id, incident.token, incident.present_token, incident.at)
-    outcome = _hidden(outcome_row(incident.outcome), keys, ("incident", incident.token, *incident.identity))
+    outcome = hidden(outcome_row(incident.outcome), keys, ("incident", incident.token, *incident.identity))
     return (*incident.identity, *fields, *outcome)
 
 
@@ -290,7 +295,7 @@ def incident_of(row: Row, keys: Keyring | None = None) -> StoredIncident:
         StorageError: Its outcome is sealed, and cannot be opened.
     """
     incident_id, tenant, namespace, key, operation_id, token, present_token, at, *columns = row
-    outcome = _revealed(columns, keys, ("incident", token, tenant, namespace, key))
+    outcome = revealed(columns, keys, ("incident", token, tenant, namespace, key))
     identity = Identity(tenant, namespace, key)
     incident = Incident(identity, operation_id, token, present_token, at, outcome_of(outcome))
     return StoredIncident(incident_id, incident)
