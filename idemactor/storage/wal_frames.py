@@ -71,12 +71,18 @@ def _damage_behind(file: BinaryIO, frames: int) -> str | None:
         first = file.read(FRAME_HEADER_BYTES)
         whole = len(first) < FRAME_HEADER_BYTES or _is_torn_restart(header, first[8:16])
         return None if whole else "the header of its WAL is damaged"
+    torn: int | None = None
     committed = False
     for number, frame in enumerate(_headers(file, head, frames), frames + 1):
-        # What an earlier run left behind the end has other salts; but salts may also be what was damaged.
-        if committed and frame.salts == head.salts and _is_whole(file, head, number):
-            return f"frame {frames + 1} of its WAL is damaged, and more comes after it"
-        committed = committed or frame.commit > 0
+        whole = frame.salts == head.salts and _is_whole(file, head, number)
+        if torn is None:
+            # What is whole goes on from what SQLite read; of a transaction that was cut off that is its beginning.
+            torn = None if whole else number
+            committed = not whole and frame.commit > 0
+        elif committed and whole:
+            return f"frame {torn} of its WAL is damaged, and more comes after it"
+        else:
+            committed = committed or frame.commit > 0
     return None
 
 
@@ -127,16 +133,16 @@ def _headers(file: BinaryIO, head: _Head, first: int) -> Iterator[Frame]:
 
 
 def _is_whole(file: BinaryIO, head: _Head, number: int) -> bool:
-    """Whether a frame, counted from 1, goes on from the one before it: from the checksum that is written there."""
+    """Whether a frame, counted from 1, goes on from the one before it, or the header: by its checksum."""
     size = FRAME_HEADER_BYTES + head.page_bytes
-    file.seek(HEADER_BYTES + (number - 2) * size)
-    before = struct.unpack(">6I", file.read(FRAME_HEADER_BYTES))
+    file.seek(HEADER_BYTES - 8 if number == 1 else HEADER_BYTES + (number - 2) * size + 16)
+    before = struct.unpack(">2I", file.read(8))
     file.seek(HEADER_BYTES + (number - 1) * size)
     frame = file.read(size)
     if len(frame) < size:
         return False
     stored = struct.unpack(">2I", frame[16:24])
-    counted = _sum(head.order, frame[:8], (before[4], before[5]))
+    counted = _sum(head.order, frame[:8], (before[0], before[1]))
     return _sum(head.order, frame[FRAME_HEADER_BYTES:], counted) == stored
 
 
