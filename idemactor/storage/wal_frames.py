@@ -48,8 +48,8 @@ def frames_in(path: Path) -> list[Frame]:
 def damage_behind(path: Path, frames: int) -> str | None:
     """What is wrong with a WAL of which SQLite read so many frames; None: it ends where a power loss may have torn it.
 
-    Not found is damage to the last transaction alone, or the last two where the end of one of them is what was damaged:
-    it cannot be told from a write that the power cut off.
+    Not found is damage to the last transaction, and to the last frame of the two before it: it cannot be told from a
+    write that the power cut off.
 
     Raises:
         OSError: It cannot be read.
@@ -78,11 +78,11 @@ def _damage_behind(file: BinaryIO, frames: int) -> str | None:
         if torn is None:
             # What is whole goes on from what SQLite read; of a transaction that was cut off that is its beginning.
             torn = None if whole else number
-            committed = not whole and frame.commit > 0
         elif committed and whole:
             return f"frame {torn} of its WAL is damaged, and more comes after it"
         else:
-            committed = committed or frame.commit > 0
+            # Only a whole frame tells: in the place of one that never came stands what an earlier run left, ends too.
+            committed = committed or (whole and frame.commit > 0)
     return None
 
 
