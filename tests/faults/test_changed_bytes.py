@@ -31,6 +31,7 @@ from tests.faults.life import BACK_WITHIN_S, EVICT_AFTER_MS, SHARDS, Broken, Cal
 from tests.shard.harness import identity
 
 ROUNDS: Final = int(os.environ.get("FLIP_ROUNDS", "60"))
+LOGGED: Final = 12
 SEED: Final = int(os.environ.get("FAULT_SEED", "1"))
 
 
@@ -55,6 +56,9 @@ def _killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
             pass
         async with life.running() as caller:
             await work(caller)
+            # Forgetting emptied the logs.
+            for number in range(LOGGED):
+                await caller.commit(f"logged-{number}", await caller.reserve(f"logged-{number}"))
             # The last transaction of a WAL may be lost without a trace: it looks like one that the power cut off.
             await caller.reserve("last")
             life.allowed["last"] |= {("free", None)}
@@ -126,6 +130,7 @@ def test_a_changed_byte_is_found_by_the_check_and_is_never_an_answer(
         shutil.rmtree(directory)
     print(dict(became))
     assert sum(became.values()) == ROUNDS
+    assert any(kind == "WAL" and what.startswith("found") for kind, what in became)
 
 
 def test_a_byte_that_changes_under_a_running_server_costs_its_shard_until_it_is_right_again(tmp_path: Path) -> None:
