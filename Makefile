@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 GATEWAYS_STAMP := $(VENV)/.installed-gateways
+ORDER_API_STAMP := $(VENV)/.installed-order-api
 # The oldest supported Python comes first: Debian's own is enough. `make PYTHON=python3.13 ...` takes another.
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || echo python3)
 # Arguments for pytest and for the benchmarks, for example `make test ARGS="-k config"`.
@@ -21,9 +22,13 @@ POWER_ROUNDS ?= 500
 # More faults than there are: each is tried.
 FAULT_ROUNDS ?= 100000
 FLIP_ROUNDS ?= 3000
+FUZZ_SECONDS ?= 60
+FUZZ_EXAMPLES ?= 50
+OVERLOAD_SECONDS ?= 60
+IDLE_CONNECTIONS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test check bench crash faults sim lock clean
+.PHONY: help install serve demo test check bench crash faults sim fuzz load lock clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -43,11 +48,15 @@ serve: install ## Start the server with config.toml (CONFIG=other.toml takes ano
 demo: install ## How often an order is filled when its sender is unsure: with and without idemactor, in less than a minute.
 	@$(BIN)/python examples/tradingview/fills.py
 
-test: $(GATEWAYS_STAMP) ## Run the whole short suite.
+test: $(GATEWAYS_STAMP) $(ORDER_API_STAMP) ## Run the whole short suite.
 	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --dist loadfile $(ARGS)
 
 $(GATEWAYS_STAMP): $(STAMP) requirements-gateways.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-gateways.lock
+	@touch $@
+
+$(ORDER_API_STAMP): $(STAMP) requirements-order-api.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-order-api.lock
 	@touch $@
 
 check: install ## Lint, formatting, types, and the direction of the imports.
@@ -56,14 +65,14 @@ check: install ## Lint, formatting, types, and the direction of the imports.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(BENCH_STAMP) ## Measure, beside Redis, PostgreSQL and a Durable Object (QUICK=1; ARGS names sections).
+bench: $(BENCH_STAMP) $(ORDER_API_STAMP) ## Measure, beside Redis, PostgreSQL and a Durable Object (QUICK=1; ARGS names sections).
 	$(BIN)/python -m bench $(ARGS)
 
 $(BENCH_STAMP): $(STAMP) requirements-bench.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: --require-hashes -r requirements-bench.lock
 	@touch $@
 
-crash: install ## Kill and cut the power of real servers, many rounds (CRASH_ROUNDS, POWER_ROUNDS).
+crash: $(ORDER_API_STAMP) ## Kill and cut the power of real servers, many rounds (CRASH_ROUNDS, POWER_ROUNDS).
 	CRASH_ROUNDS=$(CRASH_ROUNDS) POWER_ROUNDS=$(POWER_ROUNDS) $(BIN)/python -m pytest tests/system -k "crash or power" $(ARGS)
 
 faults: install ## Fail every operation of the disk in turn, change bytes, fill disks, take files away (FAULT_ROUNDS, FLIP_ROUNDS).
@@ -72,12 +81,22 @@ faults: install ## Fail every operation of the disk in turn, change bytes, fill 
 sim: install ## Run the simulator over many seeds (SIM_SEEDS).
 	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/python -m pytest tests/sim $(ARGS)
 
+fuzz: install ## Try inputs that nobody would send, each target for FUZZ_SECONDS, and the OpenAPI document (FUZZ_EXAMPLES).
+	FUZZ_SECONDS=$(FUZZ_SECONDS) FUZZ_EXAMPLES=$(FUZZ_EXAMPLES) $(BIN)/python -m pytest -rP \
+		tests/fuzz tests/gateway/proxy/test_fuzz.py tests/system/test_openapi.py $(ARGS)
+
+load: install ## Ask ten times more than a server can carry, and keep idle connections (OVERLOAD_SECONDS, IDLE_CONNECTIONS).
+	OVERLOAD_SECONDS=$(OVERLOAD_SECONDS) IDLE_CONNECTIONS=$(IDLE_CONNECTIONS) $(BIN)/python -m pytest -rP \
+		tests/system/test_overload.py tests/system/test_idle.py $(ARGS)
+
 LOCK := $(BIN)/uv pip compile --quiet --universal --fork-strategy fewest --python-version 3.11 \
 	--generate-hashes --no-annotate --no-emit-index-url --custom-compile-command "make lock"
 
 lock: install ## Resolve pyproject.toml into the lock files (ARGS=--upgrade takes newer versions).
 	$(LOCK) --extra dev --output-file requirements.lock $(ARGS) pyproject.toml
 	$(LOCK) --extra bench --constraint requirements.lock --output-file requirements-bench.lock $(ARGS) pyproject.toml
+	$(LOCK) --group order-api --constraint requirements-bench.lock --constraint requirements.lock \
+		--output-file requirements-order-api.lock $(ARGS)
 	$(LOCK) --group gateways --output-file requirements-gateways.lock $(ARGS)
 
 clean: ## Remove the environment and every cache; data stays.

@@ -18,6 +18,7 @@ from typing import Any, Final
 import apsw
 
 from bench.processes import die_with_parent, output_of
+from idemactor.core.delivery import Delivery
 from idemactor.core.ids import ENTROPY_BITS, uuid7
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.record import Entry, Record, State
@@ -32,6 +33,16 @@ _ID, _HASH, _KEY = (_COLUMNS.index(name) for name in ("id", "hash", "key"))
 _ALARM_AT, _EXPIRES_AT = (_COLUMNS.index(name) for name in ("alarm_at", "expires_at"))
 _TOKEN, _OPERATION_ID = (_COLUMNS.index(name) for name in ("token", "operation_id"))
 _ENTROPY_MASK: Final = (1 << ENTROPY_BITS) - 1
+INTENT: Final = b'{"account": "1", "quantity": "0.001", "side": "buy", "symbol": "BTCUSDT"}'
+"""Of the size of an order."""
+_DELIVERIES: Final = """
+INSERT INTO deliveries (id, operation_id, seq, due_at, deliver_until, perhaps_sent)
+SELECT id, operation_id, (:committed_at - :keys) * 1000 + id * :shards + :shard, :due_at, :expires_at, 0 FROM records
+"""
+"""Each has a place in line of its own, over all shards, and before everything that is accepted from now on."""
+_INTENTS: Final = (
+    "INSERT INTO intents (id, content_type, headers, body) SELECT id, 'application/json', '[]', ? FROM records"
+)
 _SELECT_INDEXES: Final = "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND sql IS NOT NULL"
 
 
@@ -46,6 +57,7 @@ class Filling:
         committed_at: When all of them were committed, milliseconds since the epoch.
         expires_at: When the first one expires.
         spread_ms: The last one expires so much later.
+        due_at: When all of them are to be delivered, where they are operations that wait; 0: they were committed.
     """
 
     directory: str
@@ -55,6 +67,12 @@ class Filling:
     committed_at: int
     expires_at: int
     spread_ms: int
+    due_at: int = 0
+
+    @property
+    def namespace(self) -> str:
+        """Operations that wait are in the namespace that delivers."""
+        return "orders" if self.due_at else NAMESPACE
 
 
 def fill(filling: Filling) -> None:
@@ -97,11 +115,14 @@ def _fill_shard(filling: Filling, shard: int) -> None:
         for name, _ in indexes:
             connection.execute(f"DROP INDEX {name}")
         connection.executemany(schema.UPSERT_ENTRY, _rows(filling, shard))
+        if filling.due_at:
+            connection.execute(_DELIVERIES, {**asdict(filling), "shard": shard})
+            connection.execute(_INTENTS, (INTENT,))
         count: int = connection.execute("SELECT count(*) FROM records").get
         for _, sql in indexes:
             connection.execute(sql)
-        tally = Tally(records=count, committed=count)
-        connection.execute(schema.UPSERT_TALLY, rows.tally_row((TENANT, NAMESPACE), tally))
+        tally = Tally(count, pending=count) if filling.due_at else Tally(count, committed=count)
+        connection.execute(schema.UPSERT_TALLY, rows.tally_row((TENANT, filling.namespace), tally))
         connection.execute(schema.UPDATE_META, (count, filling.committed_at, 0))
     connection.pragma("journal_mode", "WAL")
     connection.close()
@@ -114,26 +135,32 @@ def _rows(filling: Filling, shard: int) -> Iterator[Sequence[Any]]:
 
     Building ten million entries takes minutes; of one row only what differs is replaced.
     """
-    row = _model_row(filling.committed_at)
+    row = _model_row(filling)
     first, length, keys, shards = filling.expires_at, filling.spread_ms, filling.keys, filling.shards
     token = 0
     for number in range(keys):
         key = f"filled-{number}"
-        hashed = identity_hash(Identity(TENANT, NAMESPACE, key))
+        hashed = identity_hash(Identity(TENANT, filling.namespace, key))
         if shard_of(hashed, shards) != shard:
             continue
         token += 1
         row[_ID] = row[_TOKEN] = token
         row[_HASH] = hashed
         row[_KEY] = key
-        row[_ALARM_AT] = row[_EXPIRES_AT] = first + number * length // keys
+        row[_ALARM_AT] = first + number * length // keys
+        if not filling.due_at:
+            row[_EXPIRES_AT] = row[_ALARM_AT]
         row[_OPERATION_ID] = uuid7(filling.committed_at, hashed & _ENTROPY_MASK)
         yield row
 
 
-def _model_row(at: int) -> list[Any]:
+def _model_row(filling: Filling) -> list[Any]:
+    at = filling.committed_at
     record = Record(State.COMMITTED, 1, 1, "", first_seen_at=at, reserved_at=at, committed_at=at, expires_at=at)
-    return list(rows.entry_row(Entry(1, Identity(TENANT, NAMESPACE, ""), record, None, at)))
+    if filling.due_at:
+        delivery = Delivery(0, None, filling.due_at, filling.expires_at)
+        record = Record(State.PENDING, 0, 1, "", first_seen_at=at, reserved_at=at, delivery=delivery)
+    return list(rows.entry_row(Entry(1, Identity(TENANT, filling.namespace, ""), record, None, at)))
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class Plan:
         calm_s: How long the callers are watched before it.
         storm_s: For how long a storm is watched at most.
         starts: How often a start and a kill -9 are measured.
+        waiting: How many entries a full outbox has.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Plan:
     calm_s: float
     storm_s: float
     starts: int
+    waiting: int
 
 
 FULL: Final = Plan(
@@ -90,6 +92,7 @@ FULL: Final = Plan(
     calm_s=5.0,
     storm_s=60.0,
     starts=5,
+    waiting=1_000_000,
 )
 
 QUICK: Final = Plan(
@@ -111,6 +114,7 @@ QUICK: Final = Plan(
     calm_s=3.0,
     storm_s=15.0,
     starts=2,
+    waiting=50_000,
 )
 
 TINY: Final = Plan(
@@ -132,6 +136,7 @@ TINY: Final = Plan(
     calm_s=0.5,
     storm_s=5.0,
     starts=1,
+    waiting=500,
 )
 
 

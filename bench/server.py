@@ -40,6 +40,25 @@ upstream = "http://{upstream}"
 namespace = "default"
 """
 
+DISPATCH: Final = """\
+[namespaces.held]
+records_max = 100000000
+ttl_ms = 86400000
+[namespaces.orders]
+records_max = 100000000
+ttl_ms = 86400000
+[namespaces.orders.dispatch]
+url = "http://{destination}/orders"
+concurrency = {concurrency}
+downstream_dedups = true
+success = {{ pointer = "/success", equals = true }}
+retry = {{ horizon_ms = 604800000 }}
+"""
+"""One namespace whose intents are pushed, and one whose intents wait for somebody to fetch them."""
+
+CONCURRENCY: Final = 64
+"""Deliveries under way at once, with every relay that is measured."""
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -59,12 +78,19 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    data_dir: Path, *, shards: int, durability: Durability = "full", upstream: str = "", workers: int = 1
+    data_dir: Path,
+    *,
+    shards: int,
+    durability: Durability = "full",
+    upstream: str = "",
+    workers: int = 1,
+    destination: str = "",
 ) -> Iterator[Server]:
     """Start ``idemactor serve`` on ``data_dir`` and stop it in the end.
 
     Args:
         upstream: ``host:port`` of what its reverse proxy stands in front of; empty: it has none.
+        destination: ``host:port`` of where the namespace ``orders`` delivers; empty: there is none.
 
     Raises:
         BenchError: It did not come up; what it said is in the message.
@@ -73,7 +99,8 @@ def serving(
     sockets.mkdir(mode=0o700, exist_ok=True)
     config, log = sockets / "config.toml", sockets / "log"
     proxy = GATEWAY.format(upstream=upstream) if upstream else ""
-    config.write_text(CONFIG.format(durability=durability, sockets=sockets) + proxy)
+    dispatch = DISPATCH.format(destination=destination, concurrency=CONCURRENCY) if destination else ""
+    config.write_text(CONFIG.format(durability=durability, sockets=sockets) + dispatch + proxy)
     command = [sys.executable, "-m", "idemactor", "serve", "--config", str(config)]
     command += ["--data-dir", str(data_dir), "--shards", str(shards), "--workers", str(workers)]
     started = time.perf_counter()

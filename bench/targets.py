@@ -85,6 +85,10 @@ def _x(name: str, at_least: float, aim: float, ours: str, theirs: str, figure: s
     return Target(name, "x", at_least, aim, figure != "ops_per_s", _ratio(ours, theirs, figure))
 
 
+def _outboxes(what: str) -> tuple[str, str]:
+    return f"outbox/idle/{what}/idemactor", f"outbox/idle/{what}/postgres"
+
+
 def _less(name: str, unit: str, at_least: float, aim: float, measure: Callable[[Results], float]) -> Target:
     return Target(name, unit, at_least, aim, True, measure)
 
@@ -102,6 +106,15 @@ TARGETS: Final = (
     _less("the decision itself, in the shard, p50", "ms", 0.1, 0.01, _figure("decision/reserve", "p50_ms")),
     _x("Python program, 32 tasks, against redis-py", 2.0, 4.0, "service/idemactor/32", "service/redis/32"),
     _x("Python program, 32 tasks, against psycopg", 3.0, 6.0, "service/idemactor/32", "service/postgres/32"),
+    _x("durable dispatch, accepted/s against PostgreSQL's outbox", 3.0, 6.0, *_outboxes("accepted")),
+    _x("durable dispatch, delivered/s against PostgreSQL's outbox", 3.0, 6.0, *_outboxes("delivered")),
+    _less(
+        "dispatch, from the call to its delivery, p50",
+        "ms",
+        10.0,
+        3.0,
+        _figure("outbox/idle/latency/idemactor", "p50_ms"),
+    ),
     Target("1 million live keys against 10 thousand, 32 x 1, ops/s", "x", 0.8, 0.95, False, _growing("32x1")),
     Target("1 million live keys against 10 thousand, 8 x 64, ops/s", "x", 0.8, 0.95, False, _growing("8x64")),
     _less("10 million live keys, resident", "GiB", 1.5, 0.6, _resident_gib),

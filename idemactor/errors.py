@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
+from typing import Final
 
 
 class Code(enum.StrEnum):
@@ -20,6 +21,7 @@ class Code(enum.StrEnum):
     STALE_TOKEN = "IDEMPOTENCY_STALE_TOKEN"
     ALREADY_COMMITTED = "IDEMPOTENCY_ALREADY_COMMITTED"
     UNSETTLED = "IDEMPOTENCY_UNSETTLED"
+    UNCANCELLABLE = "IDEMPOTENCY_UNCANCELLABLE"
     UNKNOWN_KEY = "IDEMPOTENCY_UNKNOWN_KEY"
     MISMATCH = "IDEMPOTENCY_MISMATCH"
     INVALID_REQUEST = "IDEMPOTENCY_INVALID_REQUEST"
@@ -86,6 +88,10 @@ class StartError(IdemactorError):
 
 class StorageError(IdemactorError):
     """A storage engine could not do what it was asked; the shard reloads before it goes on."""
+
+
+DAMAGED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What reading a damaged row ends in, one way or another: whoever reads rows turns these into a ``StorageError``."""
 
 
 def messages_of(group: BaseExceptionGroup[BaseException]) -> Iterator[str]:

@@ -10,18 +10,25 @@ import functools
 import gc
 import logging
 import os
+import random
 import resource
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
 import trio
+from prometheus_client.metrics_core import Metric
 
-from idemactor.config import DoorSection, ServerConfig
+from idemactor.config import DoorSection, ServerConfig, TokenEntry
 from idemactor.config.model import WORKERS_MAX, LogLevel
+from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockNotSet, ClockTooFarBehind, Sequencer, start_time
+from idemactor.dispatch.office import DispatchOffice, destinations_of
+from idemactor.dispatch.relay import Surroundings
+from idemactor.dispatch.shards import RoutedShards
 from idemactor.errors import StartError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
@@ -30,6 +37,7 @@ from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
 from idemactor.observability.audit import Audit
+from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
@@ -37,6 +45,7 @@ from idemactor.server.auth import TENANT_DEFAULT, Authenticator
 from idemactor.server.binding import remove_worker_files
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
+from idemactor.server.heartbeat import Heartbeat
 from idemactor.server.http_app import build_app
 from idemactor.server.http_fast import FastDoor
 from idemactor.server.http_guard import ALPN_PROTOCOLS, HttpDoor, HttpLimits
@@ -47,23 +56,29 @@ from idemactor.server.listeners import (
     bind_listeners,
     server_ssl_context,
 )
+from idemactor.server.operations import inspect_shards
 from idemactor.server.rpc_door import RpcDoor
+from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.shard_map import ShardMap
-from idemactor.server.stop import told_to_stop
-from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.server.stop import Told, told_to_stop
+from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
+from idemactor.shard.tracing import TurnTracer
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.wire.requests import Watch
 
-DRAIN_SECONDS_MAX: Final = 30.0
-"""How long a server that was told to stop may take to answer what it has taken; then it is cut off."""
+if TYPE_CHECKING:
+    from idemactor.server.telemetry import Telemetry
+
+SETTLE_SHARE: Final = 0.9
+"""How much of the time to drain what is on its way to upstreams may take: the rest is for answering everybody else."""
 
 DESCRIPTORS_KEPT: Final = 64
 """Descriptors for everything that is neither a connection nor a shard: logs, locks, the loop, name look-ups."""
@@ -74,26 +89,93 @@ DESCRIPTORS_PER_SHARD: Final = 5
 GC_THRESHOLDS: Final = (100_000, 50, 100)
 """When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
 
+SHARED_COMMANDS_MAX: Final = 96
+"""The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
+SHARED_BATCH_MIN: Final = 8
+"""Of each shard at least, however many there are."""
+
 _SALT_BYTES: Final = 32
+
+BY_SIGNAL: Final = "signal"
+"""Who did it, for the audit log, where a process of the machine did and no token."""
+
 """Of the digests that stand for keys in the log."""
+
+_MS_PER_S: Final = 1_000
 
 _log = logging.getLogger(__name__)
 
 
-async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, SIGINT or SIGHUP (a terminal that closes).
+@dataclass(frozen=True, slots=True)
+class Life:
+    """How a process begins and ends to serve.
+
+    Attributes:
+        told: Whether it is to stop, or to read its tokens anew.
+        drain_ms: How long answering what was taken may last then; what is left is cut off.
+        announce: Is given the ready line once every address answers.
+        draining: Is called when nothing new is taken any more.
+        beat: Is called every ``beat_ms`` for as long as the loop and all shards turn; None: nobody wants to know.
+        beat_ms: How often, milliseconds.
+        all_settled: Waits until every other process has brought to its end what its proxy and its relays have under
+            way: the shards are needed for that.
+    """
+
+    told: Told
+    drain_ms: int
+    announce: Callable[[str], None]
+    draining: Callable[[], None]
+    beat: Callable[[], None] | None = None
+    beat_ms: int = 1
+    all_settled: Callable[[], Awaitable[None]] | None = None
+
+
+async def run(
+    config: ServerConfig,
+    *,
+    load: Callable[[], ServerConfig],
+    announce: Callable[[str], None],
+    sockets: Inherited = NO_SOCKETS,
+    manager: ServiceManager = NOBODY,
+) -> None:
+    """Serve until SIGTERM, SIGINT, or SIGHUP from a terminal that closes; any other SIGHUP reads the tokens anew.
 
     Args:
         config: A valid configuration.
+        load: Reads it again. Raises: ConfigError.
         announce: Is given the ready line once every address answers.
+        sockets: Those that listen already.
+        manager: Is told how it goes.
 
     Raises:
         StartError: The directory, an address or a file cannot be used; the message says the way out.
     """
     logs.configure(config.log.level)
+
+    def ready(line: str) -> None:
+        announce(line)
+        manager.ready(line)
+
+    beat_ms = manager.beat_ms
+    with told_to_stop() as told, told.starting:
+        beat = None if beat_ms is None else manager.alive
+        life = Life(told, config.server.drain_ms, ready, manager.stopping, beat, beat_ms or 1)
+        await _run(config, TokenReloader(config, load), sockets, life)
+    if told.starting.cancelled_caught:
+        logs.log_event(_log, logging.INFO, "stopped")
+
+
+async def _run(config: ServerConfig, reloader: TokenReloader, sockets: Inherited, life: Life) -> None:
+    async with telemetry_of(config) as telemetry:
+        await _serve(config, reloader, sockets, life, telemetry)
+
+
+async def _serve(
+    config: ServerConfig, reloader: TokenReloader, sockets: Inherited, life: Life, telemetry: Telemetry | None
+) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
-    with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
+    with open_directory(config) as directory:
         durability: Durability = config.server.durability.value
         keys = keyring_of(config)
         await settle_journals(directory, durability, 1, keys)
@@ -101,20 +183,68 @@ async def run(config: ServerConfig, *, announce: Callable[[str], None]) -> None:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
             bell = Bell()
-            router = Router(make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell), observer)
+            metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
+            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell, telemetry)
+            router = Router(shards, observer)
             bell.on_moved = router.lines_moved
             context = make_context(config, router, observer, metrics, clock, bell)
+            context.tracing = telemetry
             remove_worker_files((*config.http.bind, *config.rpc.bind), range(WORKERS_MAX))
             async with (
-                _bound(config.http, ALPN_PROTOCOLS) as http,
-                _bound(config.rpc) as rpc,
-                _bound(config.gateway.door, ALPN_PROTOCOLS) as gateway,
+                _bound(config.http, sockets, ALPN_PROTOCOLS) as http,
+                _bound(config.rpc, sockets) as rpc,
+                _bound(config.gateway.door, sockets, ALPN_PROTOCOLS) as gateway,
             ):
                 addresses = [tuple(listener.address for listener in door) for door in (http, rpc)]
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
-                proxy = make_proxy(config, context)
+                proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                await serve_doors(context, http, rpc, gateway, proxy, most, announce)
+                life.told.reload_with(functools.partial(_reload, reloader, context))
+                async with measured(telemetry, context):
+                    await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
+
+
+@contextlib.asynccontextmanager
+async def telemetry_of(config: ServerConfig, worker: int | None = None) -> AsyncIterator[Telemetry | None]:
+    """What follows calls and sends metrics, where that is configured; what it has left is sent in the end.
+
+    Raises:
+        StartError: It is configured, and its packages are not installed.
+    """
+    section = config.telemetry
+    if section.endpoint is None:
+        yield None
+        return
+    try:
+        from idemactor.server.telemetry import Telemetry, TelemetrySettings
+    except ModuleNotFoundError as error:
+        raise StartError(
+            f"telemetry.endpoint is set, and {error.name} is not installed: pip install 'idemactor[otel]', or take the"
+            " setting out"
+        ) from error
+    settings = TelemetrySettings(section.endpoint, section.service_name, section.sample_percent, section.interval_ms)
+    telemetry = Telemetry(settings, worker)
+    try:
+        yield telemetry
+    finally:
+        with trio.CancelScope(shield=True):
+            await telemetry.close()
+
+
+@contextlib.asynccontextmanager
+async def measured(telemetry: Telemetry | None, context: ServerContext) -> AsyncIterator[None]:
+    """Send this process's metrics as long as the body runs, where that is configured."""
+    own = {shard.number for shard in context.router.shards if isinstance(shard, Shard)}
+
+    async def collect() -> Iterable[Metric]:
+        standings = [standing for standing in await inspect_shards(context) if standing.number in own]
+        return context.metrics.families(standings, context.now_ms())
+
+    async with trio.open_nursery() as nursery:
+        if telemetry is not None:
+            nursery.start_soon(telemetry.run, collect)
+        yield
+        nursery.cancel_scope.cancel()
 
 
 def make_context(
@@ -126,7 +256,7 @@ def make_context(
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
     context.bell = bell
-    context.audit = Audit(config.log.audit_file, logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)))
+    context.audit = audit_of(config)
     context.audit.prove_writable()
     return context
 
@@ -137,55 +267,84 @@ async def serve_doors(
     rpc: Sequence[SocketListener],
     gateway: Sequence[SocketListener],
     proxy: ProxyDoor | None,
+    office: DispatchOffice,
     connections_max: int,
-    announce: Callable[[str], None],
-    all_settled: Callable[[], Awaitable[None]] | None = None,
+    life: Life,
 ) -> None:
-    """Run shards and doors until a signal says to stop, and then until everything is answered.
-
-    ``all_settled`` waits until every other process has brought to its end what its proxy has under way: the shards are
-    needed for that.
-    """
+    """Run shards and doors until a signal says to stop, and then until everything is answered."""
     limits = HttpLimits(connections_max=connections_max)
     guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
-    with told_to_stop() as told:
-        async with trio.open_nursery() as doors, trio.open_nursery() as shards:
-            # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
-            await shards.start(context.router.run)
-            if http:
-                await doors.start(functools.partial(http_door.serve, http))
-            if rpc:
-                observer = DoorObserver(context.observer, "rpc")
-                accept = AcceptLimits(connections_max=connections_max)
-                await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
-            if proxy is not None:
-                accept = AcceptLimits(connections_max=connections_max)
-                await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
-            _spare_the_collector()
-            announce(ready_line(http, rpc, gateway))
-            logs.log_event(_log, logging.INFO, "ready")
-            await told.wait()
-            logs.log_event(_log, logging.INFO, "draining")
-            doors.cancel_scope.deadline = trio.current_time() + DRAIN_SECONDS_MAX
-            context.draining = True
-            if proxy is not None:
-                await _drain(proxy, context.router)
-                if all_settled is not None:
-                    await all_settled()
-            context.router.close()
-            http_door.drain()
-            rpc_door.drain()
+    async with _beating(context, life) as heartbeat, trio.open_nursery() as doors, trio.open_nursery() as shards:
+        # Shards are not at home in a door's nursery: what ends a door must not end them before they have answered.
+        await shards.start(context.router.run)
+        if http:
+            await doors.start(functools.partial(http_door.serve, http))
+        if rpc:
+            observer = DoorObserver(context.observer, "rpc")
+            accept = AcceptLimits(connections_max=connections_max)
+            await doors.start(functools.partial(rpc_door.serve, rpc, limits=accept, observer=observer))
+        if proxy is not None:
+            accept = AcceptLimits(connections_max=connections_max)
+            await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
+        await doors.start(office.run)
+        _spare_the_collector()
+        life.told.started()
+        life.announce(ready_line(http, rpc, gateway))
+        logs.log_event(_log, logging.INFO, "ready")
+        await life.told.wait()
+        logs.log_event(_log, logging.INFO, "draining")
+        doors.cancel_scope.deadline = trio.current_time() + life.drain_ms / _MS_PER_S
+        heartbeat.stopping()
+        life.draining()
+        context.draining = True
+        await _drain(proxy, office, context.router, life)
+        context.router.close()
+        http_door.drain()
+        rpc_door.drain()
+    if doors.cancel_scope.cancelled_caught:
+        # Nothing that was acknowledged is lost; somebody was cut off who was still owed an answer, or to read it.
+        logs.log_event(_log, logging.WARNING, "drain_cut_off", drain_ms=life.drain_ms)
     logs.log_event(_log, logging.INFO, "stopped")
 
 
-async def _drain(proxy: ProxyDoor, router: Router) -> None:
-    """Let the proxy bring to its end what it has sent to upstreams; nothing new is taken from anybody meanwhile."""
-    proxy.drain()
+@contextlib.asynccontextmanager
+async def _beating(context: ServerContext, life: Life) -> AsyncIterator[Heartbeat]:
+    """A heart that beats as long as the body runs, for whoever listens to it."""
+    own = [shard for shard in context.router.shards if isinstance(shard, Shard)]
+    heartbeat = Heartbeat(own, life.beat_ms, life.beat or (lambda: None))
+    async with trio.open_nursery() as nursery:
+        if life.beat is not None:
+            nursery.start_soon(heartbeat.run)
+        yield heartbeat
+        nursery.cancel_scope.cancel()
+
+
+def _reload(reloader: TokenReloader, context: ServerContext) -> None:
+    tokens = reloader.tokens()
+    note_reload(context.audit, tokens)
+    if tokens is not None:
+        context.authenticator.replace(tokens)
+
+
+def note_reload(audit: Audit, tokens: Sequence[TokenEntry] | None) -> None:
+    """That somebody who may signal the server had its tokens read anew; None: they stayed as they were."""
+    audit.happened(BY_SIGNAL, "reload_tokens", "kept" if tokens is None else "replaced")
+
+
+async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router, life: Life) -> None:
+    """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
+    office.drain()
+    if proxy is not None:
+        proxy.drain()
     router.settle_only()
-    with trio.move_on_after(DRAIN_SECONDS_MAX):
-        await proxy.finished.wait()
+    with trio.move_on_after(life.drain_ms / _MS_PER_S * SETTLE_SHARE):
+        await office.finished.wait()
+        if proxy is not None:
+            await proxy.finished.wait()
+        if life.all_settled is not None:
+            await life.all_settled()
 
 
 def _spare_the_collector() -> None:
@@ -212,20 +371,45 @@ def make_shards(
     observer: Observer,
     census: Census,
     bell: Bell,
+    tracer: TurnTracer | None = None,
 ) -> list[Shard]:
     """The shards of this process; ``engines`` by their numbers."""
     entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms)
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
     policies = with_remains(config.namespaces)
     return [
-        Shard(number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer)
+        Shard(
+            number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer, tracer
+        )
         for number, (engine, opened) in engines.items()
     ]
+
+
+def open_directory(config: ServerConfig, workers: int = 1) -> DataDirectory:
+    """Take the data directory. Raises: StartError: See ``DataDirectory.open``."""
+    server = config.server
+    return DataDirectory.open(server.data_dir, server.shards, workers=workers, checksums=server.page_checksums)
+
+
+def audit_of(config: ServerConfig) -> Audit:
+    """Where it is written down what operators do."""
+    return Audit(config.log.audit_file, logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)))
 
 
 def keyring_of(config: ServerConfig) -> Keyring | None:
     """The keys that seal what callers store. Raises: StartError: the package for it is not there."""
     return Keyring(config.server.encryption_keys) if config.server.encryption_keys else None
+
+
+def batch_max(config: ServerConfig, shards: int) -> int:
+    """The most commands that a shard decides at a time.
+
+    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
+    turn of another's commands.
+    """
+    if len({token.tenant for token in config.tokens}) < 2:
+        return BATCH_COMMANDS_MAX
+    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:
@@ -315,6 +499,13 @@ def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None
     return ProxyDoor(context, settings, system_entropy())
 
 
+def make_office(config: ServerConfig, context: ServerContext, worker: int = 0) -> DispatchOffice:
+    """The relays and reconcilers of a process; there may be none."""
+    shards = RoutedShards(context.router)
+    around = Surroundings(shards, context.bell, context.observer, context.now_ms, random.random)
+    return DispatchOffice(destinations_of(config.destinations, worker, config.server.workers), around)
+
+
 def connections_max(shards: int, has_proxy: bool) -> int:
     """How many connections a door may have open: the shards' files must never go without a descriptor for them.
 
@@ -337,9 +528,11 @@ def tls_of(door: DoorSection, alpn: Sequence[str] = ()) -> ssl.SSLContext | None
 
 
 @contextlib.asynccontextmanager
-async def _bound(door: DoorSection, alpn: Sequence[str] = ()) -> AsyncIterator[list[SocketListener]]:
+async def _bound(
+    door: DoorSection, sockets: Inherited, alpn: Sequence[str] = ()
+) -> AsyncIterator[list[SocketListener]]:
     """A door's listeners; closed in the end, also where another address cannot be had."""
-    listeners = bind_listeners(door.bind, tls_of(door, alpn))
+    listeners = bind_listeners(door.bind, tls_of(door, alpn), sockets.sockets)
     try:
         yield listeners
     finally:

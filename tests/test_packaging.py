@@ -19,6 +19,7 @@ DECLARED: dict[str, list[str]] = {
         *TABLE["project"]["optional-dependencies"]["dev"],
     ],
     "requirements-gateways.lock": TABLE["dependency-groups"]["gateways"],
+    "requirements-order-api.lock": TABLE["dependency-groups"]["order-api"],
 }
 
 each_lock = pytest.mark.parametrize("lock", DECLARED)

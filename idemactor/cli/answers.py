@@ -14,15 +14,21 @@ from idemactor.cli.exits import NO_PROTOCOL, NOT_TRUSTED, UNEXPECTED, UNREACHABL
 from idemactor.client import errors
 from idemactor.client.results import (
     Accepted,
+    Acked,
     Acknowledged,
+    Cancelled,
     Committed,
     Completed,
+    Dispatched,
     Doubted,
     Extended,
     Forgotten,
     KeyRecord,
     NamespacePolicy,
+    Operation,
+    OutboxEntry,
     Outcome,
+    Postponed,
     Released,
     Reserved,
     Resolved,
@@ -41,8 +47,12 @@ _RESULTS: Final[Mapping[str, str]] = {
     Code.ALREADY_COMMITTED: "already_committed",
     Code.UNKNOWN_KEY: "unknown",
     Code.MISMATCH: "mismatch",
+    Code.UNCANCELLABLE: "uncancellable",
 }
 """The refusals of the state table have a ``result``; no other error has (contract, section 12)."""
+
+_AT_THE_TOP: Final = ("operation_id", "state", "outcome")
+"""Members of an operation that stand beside it too, as in the answers of other calls."""
 
 _CODES: Final[Mapping[type[errors.IdemactorClientError], str]] = {
     errors.Overloaded: Code.OVERLOADED,
@@ -76,13 +86,34 @@ def members_of(result: Result) -> Members:  # noqa: C901 - One case for each ans
         case Resolved():
             return {"result": result.verdict.value, "repeated": result.repeated}
         case KeyRecord():
-            return {"result": "found", "record": _fields(result)}
+            record = _fields(result)
+            if result.dispatch is None:
+                del record["dispatch"]
+            return {"result": "found", "record": record}
         case Forgotten():
             return {"result": "forgotten"}
         case Acknowledged():
             return {"result": "acknowledged"}
+        case Dispatched():
+            return {"result": "accepted", "proceed": False} | _fields(result)
+        case Operation():
+            found = _fields(result)
+            return {"result": "found"} | {name: found[name] for name in _AT_THE_TOP} | {"operation": found}
+        case Cancelled():
+            return {"result": "cancelled"} | _fields(result)
+        case Acked():
+            return {"result": "acknowledged"} | _fields(result)
+        case Postponed():
+            return {"result": "postponed"} | _fields(result)
         case _:
             assert_never(result)
+
+
+def entry_members(entry: OutboxEntry) -> Members:
+    """The members of an entry that was fetched."""
+    found = _fields(entry)
+    found["headers"] = [list(pair) for pair in entry.headers]
+    return found | body_members(found.pop("body"))
 
 
 def policy_members(namespace: str, policy: NamespacePolicy) -> Members:

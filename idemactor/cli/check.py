@@ -31,13 +31,17 @@ def check(data_dir: Path, as_json: bool) -> None:
     Exit code 0: sound, though a warning may be said; 1: an error was found; 2: it cannot be checked.
     """
     # Only here: `--help` needs no storage engine.
+    from idemactor.cli.tools import TerminalProgress
     from idemactor.storage.check import check_directory
 
+    progress = TerminalProgress(quiet=as_json)
     try:
-        report = check_directory(data_dir)
+        report = check_directory(data_dir, progress)
     except (StartError, StorageError, OSError) as error:
+        progress.clear()
         click.echo(f"idemactor: {data_dir}: cannot be checked: {error}", err=True)
         raise SystemExit(EXIT_CANNOT_CHECK) from None
+    progress.clear()
     if as_json:
         click.echo(json.dumps(dataclasses.asdict(report), default=str))
     else:

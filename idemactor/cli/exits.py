@@ -29,6 +29,10 @@ class Exit(enum.IntEnum):
     QUOTA = 19
     LEASE_LOST = 20
     UNTOLD = 21
+    NOT_DONE = 22
+    UNCANCELLABLE = 23
+    CONFLICT = 24
+    DAMAGED = 25
     CANNOT_EXECUTE = 126
     NO_SUCH_COMMAND = 127
 
@@ -46,7 +50,7 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.IN_DOUBT: "in doubt: nobody knows whether it happened; resolve it",
     Exit.MISMATCH: "mismatch: the key stands for another payload",
     Exit.STALE: "stale: the token is not that of the latest attempt",
-    Exit.UNKNOWN: "there is no such record, or no such incident",
+    Exit.UNKNOWN: "there is no such record, incident or operation",
     Exit.COMPLETED: "it was done before: do not do it again",
     Exit.ALREADY_COMMITTED: "too late: the operation is committed",
     Exit.RELEASED: "a late repeat of a request id that was released",
@@ -54,6 +58,10 @@ MEANINGS: Final[Mapping[Exit, str]] = {
     Exit.QUOTA: "the namespace is full",
     Exit.LEASE_LOST: "run: the lease was lost, and the command was ended for it",
     Exit.UNTOLD: "run: the command ended, and the server could not be told how",
+    Exit.NOT_DONE: "operation: it ended, and was not done: failed, expired, cancelled or released",
+    Exit.UNCANCELLABLE: "cancel: too late, something may have been sent",
+    Exit.CONFLICT: "import: keys are there already, with something else",
+    Exit.DAMAGED: "backup, restore, ...: what was read is damaged",
     Exit.CANNOT_EXECUTE: "run: the command cannot be executed",
     Exit.NO_SUCH_COMMAND: "run: there is no such command",
 }
@@ -75,6 +83,7 @@ _BY_CODE: Final[Mapping[str, Exit]] = {
     Code.STALE_TOKEN: Exit.STALE,
     Code.ALREADY_COMMITTED: Exit.ALREADY_COMMITTED,
     Code.UNSETTLED: Exit.UNSETTLED,
+    Code.UNCANCELLABLE: Exit.UNCANCELLABLE,
     Code.UNKNOWN_KEY: Exit.UNKNOWN,
     Code.NOT_FOUND: Exit.UNKNOWN,
     Code.MISMATCH: Exit.MISMATCH,

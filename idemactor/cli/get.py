@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import click
@@ -65,8 +65,24 @@ def record_lines(record: KeyRecord) -> Iterable[str]:
         ("first seen", when(record.first_seen_at)),
         ("reserved", when(record.reserved_at)),
         ("lease ends", when(record.lease_expires_at)),
+        *_dispatch_rows(record, when),
         ("committed", when(record.committed_at)),
         ("expires", when(record.expires_at)),
         *outcome_rows(record.outcome),
     ]
     return [*pairs(rows), *outcome_body(record.outcome)]
+
+
+def _dispatch_rows(record: KeyRecord, when: Callable[[int | None], str | None]) -> list[tuple[str, str | None]]:
+    """What a dispatched record has beside all others."""
+    from idemactor.cli.output import safe
+
+    found = record.dispatch
+    if found is None:
+        return []
+    return [
+        ("dispatched", safe(str(found["state"]))),
+        ("order key", safe(found["order_key"] or "") or None),
+        ("due", when(found["due_at"])),
+        ("sent until", when(found["deliver_until"]) if record.state != "committed" else None),
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import keyword
 import sys
 from collections.abc import Mapping
 from typing import Final
@@ -16,11 +17,20 @@ from idemactor.cli.exits import Exit, table_of
 _COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Run the server until SIGTERM.",
     "check": "Check the files of DATA_DIR and change nothing.",
-    "reencrypt": "Encrypt what the files hold with the first key (the server is stopped).",
+    "reencrypt": "Encrypt everything in the data directory with the first key, while no server runs.",
+    "backup": "Copy a data directory to the new directory DEST, while the server runs or not.",
+    "restore": "Let DATA_DIR, which is empty or not there, hold what the backup SRC does.",
+    "reshard": "Give DATA_DIR another number of shards, while no server runs.",
+    "export": "Write everything in DATA_DIR, a backup or one that no server uses, as lines of JSON.",
+    "import": "Take what an export wrote into DATA_DIR, while no server runs.",
     "key": "Show the key that a source finds in a request: a dry run.",
     "run": "Run COMMAND while holding a key, so that it does not run twice.",
     "reserve": "Ask to be the one holder of KEY.",
     "accept": "Reserve and commit KEY in one step.",
+    "dispatch": "Hand over what is to be done under KEY: it is kept, and delivered at least once.",
+    "operation": "Show how the dispatched operation ID stands.",
+    "cancel": "Take back the dispatched operation ID, of which nothing was sent.",
+    "outbox": "Fetch work of a namespace, and say what became of it.",
     "commit": "Say that it happened: keep the outcome of KEY.",
     "release": "Say that it did not happen: free KEY.",
     "extend": "Go on holding KEY: its lease ends DURATION from now.",
@@ -76,7 +86,8 @@ class Commands(click.Group):
         """The subcommand of a name; None where there is none."""
         if cmd_name not in _COMMANDS:
             return None
-        command = getattr(importlib.import_module(f"idemactor.cli.{cmd_name}"), cmd_name)
+        name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
+        command = getattr(importlib.import_module(f"idemactor.cli.{name}"), name)
         assert isinstance(command, click.Command)
         return command
 

@@ -41,6 +41,10 @@ def _row(record: Item, now: int) -> Sequence[str]:
 
     end = record["expires_at"] if record["state"] == "committed" else record["lease_expires_at"]
     notes = ["contested"] if record["contested"] else []
+    dispatch = record.get("dispatch")
+    if dispatch is not None:
+        # The state says the same, but of a queued one whose attempt has not begun, or of how it ended.
+        notes.append(f"dispatched: {safe(dispatch['state']).replace('_', ' ')}")
     if record["reason"]:
         reason = record["reason"]
         cut = reason if len(reason) <= NOTE_CHARS_SHOWN else f"{reason[: NOTE_CHARS_SHOWN - 3]}..."

@@ -7,53 +7,51 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from idemactor.errors import ConfigError, StartError, StorageError
+from idemactor.cli.tools import epilog, json_option, keys_of, report, server_settings, working
+from idemactor.errors import StartError, StorageError
 
 if TYPE_CHECKING:
-    from idemactor.config import ServerConfig
+    from idemactor.config import ServerSection
     from idemactor.storage.directory import DataDirectory
     from idemactor.storage.sealing import Keyring
 
-EXIT_FAILED: Final = 1
-
-_EPILOG: Final = """\b
-Example: the new key stands first in the file, the old one after it
-  systemctl stop idemactor && idemactor reencrypt --config /etc/idemactor.toml
-  (take the old key out of the file) && systemctl start idemactor"""
+_EXAMPLE: Final = """\
+systemctl stop idemactor && idemactor reencrypt --config /etc/idemactor.toml
+(take the old key out of the file) && systemctl start idemactor"""
 
 
-@click.command(epilog=_EPILOG)
-@click.option("--config", "path", type=click.Path(path_type=Path, exists=True, dir_okay=False), required=True)
-def reencrypt(path: Path) -> None:
-    """Encrypt everything in the data directory with the first key of the configuration.
+@click.command(epilog=epilog(_EXAMPLE))
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="The server's configuration: the new key stands first, the old one after it.",
+)
+@json_option
+def reencrypt(config_path: Path, as_json: bool) -> None:
+    """Encrypt everything in the data directory with the first key, while no server runs.
 
-    The server has to be stopped. It may be interrupted, and goes on where it was when it is started again.
+    Run it once more after it was interrupted: it goes on where it was. The files of before that a reshard, an import
+    or a restore kept aside are left as they are.
     """
-    # Only here: `--help` needs no storage engine.
-    from idemactor.config import load
-
-    try:
-        config = load(path)
-        if not config.server.encryption_keys:
-            raise ConfigError(f"{path} has neither server.encryption_key_file nor server.encryption_key_env")
-        written = _reencrypt(config)
-    except (ConfigError, StartError, StorageError, OSError) as error:
-        click.echo(f"idemactor: {error}", err=True)
-        raise SystemExit(EXIT_FAILED) from None
-    click.echo(f"{config.server.data_dir}: rows encrypted anew: {written}; only the first key is needed from now on")
+    with working(as_json=as_json):
+        server = server_settings(config_path)
+        keys = keys_of(server)
+        if keys is None:
+            raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
+        written = _reencrypt(server, keys)
+    lines = [f"{server.data_dir}: rows encrypted anew: {written}; only the first key is needed from now on"]
+    report(as_json, {"written": written}, lines)
 
 
-def _reencrypt(config: ServerConfig) -> int:
+def _reencrypt(server: ServerSection, keys: Keyring) -> int:
     import trio
 
-    from idemactor.node import keyring_of
-    from idemactor.storage.directory import DataDirectory
+    from idemactor.storage.resharding import own
 
-    if not (config.server.data_dir / "idemactor.json").is_file():
-        raise StartError(f"{config.server.data_dir} is no data directory")
-    keys = keyring_of(config)
-    assert keys is not None
-    with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
+    with own(server.data_dir) as directory:
         return trio.run(_all_files, directory, keys)
 
 

@@ -11,7 +11,10 @@ def line_of(error: errors.IdemactorClientError, now: int) -> str:  # noqa: C901 
     """What went wrong and, where that can be said, what comes next; ``now`` in milliseconds since the epoch."""
     match error:
         case errors.InFlightError():
-            since, until = relative(error.reserved_at, now), relative(error.lease_expires_at, now)
+            since = relative(error.reserved_at, now)
+            if error.lease_expires_at is None:
+                return f"in flight: it was dispatched {since}, and waits to be delivered"
+            until = relative(error.lease_expires_at, now)
             return f"in flight: attempt {error.attempt} of {_who(error.holder)} began {since}, its lease ends {until}"
         case errors.InDoubtError():
             return _in_doubt(error, now)
@@ -26,6 +29,8 @@ def line_of(error: errors.IdemactorClientError, now: int) -> str:  # noqa: C901 
             return "mismatch: the key stands for another payload"
         case errors.UnknownKeyError():
             return "unknown: there is no record of this key"
+        case errors.UncancellableError():
+            return f"too late to cancel: it is {safe(error.state or 'under way').replace('_', ' ')}"
         case errors.UnsettledError():
             return "pending or in doubt: --force forgets it all the same"
         case errors.Refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -12,6 +13,7 @@ import trio
 
 from idemactor.config import FLAGS, ServerConfig, load
 from idemactor.errors import ConfigError, StartError, messages_of
+from idemactor.server.service_manager import Inherited, ServiceManager, inherited_sockets
 
 DEFAULT_CONFIG: Final = Path("config.toml")
 """The file that is read where none is named, if it is there."""
@@ -41,10 +43,11 @@ def serve(
     shards: int | None,
     workers: int | None,
 ) -> None:
-    """Run the server until SIGTERM.
+    """Run the server until SIGTERM. SIGHUP reads its tokens anew.
 
     A flag wins over the environment (IDEMACTOR_SERVER__DATA_DIR=...), the environment over the file. An
-    ADDRESS is "host:port", with port 0 for any free one, or "unix:PATH".
+    ADDRESS is "host:port", with port 0 for any free one, or "unix:PATH". Sockets that systemd passes on win over both,
+    each for the door that its FileDescriptorName= names (http, rpc or gateway).
     """
     given = {
         "server.data_dir": data_dir,
@@ -56,7 +59,10 @@ def serve(
     flags = {name: value for name, value in given.items() if value not in (None, ())}
     mistakes: list[str] = []
     try:
-        _run(load(config_path(config), environment=os.environ, flags=flags))
+        sockets = inherited_sockets(os.environ, os.getpid())
+        path = config_path(config)
+        read = partial(load, path, environment=os.environ, flags=flags, inherited=sockets.settings())
+        _run(read(), read, sockets)
     except* (ConfigError, StartError) as group:
         # What the user can put right is said in words; everything else keeps its traceback.
         mistakes.extend(messages_of(group))
@@ -73,12 +79,13 @@ def config_path(named: Path | None) -> Path | None:
     return named
 
 
-def _run(config: ServerConfig) -> None:
+def _run(config: ServerConfig, read: Callable[[], ServerConfig], sockets: Inherited) -> None:
+    manager = ServiceManager.from_environment(os.environ, os.getpid())
     # Only here: `--help`, and a mistake in the configuration, need none of the server.
     if config.server.workers > 1:
         from idemactor.supervisor import supervise
 
-        raise SystemExit(supervise(config, announce=click.echo))
+        raise SystemExit(supervise(config, load=read, announce=click.echo, sockets=sockets, manager=manager))
     from idemactor.node import run
 
-    trio.run(partial(run, config, announce=click.echo))
+    trio.run(partial(run, config, load=read, announce=click.echo, sockets=sockets, manager=manager))

@@ -14,6 +14,7 @@ from __future__ import annotations
 from idemactor.client.client import Client
 from idemactor.client.clock import ManualClock
 from idemactor.client.commands import Op
+from idemactor.client.dispatching import EntryRef, Operation, OutboxEntry, event
 from idemactor.client.errors import (
     AlreadyCommittedError,
     BadSignature,
@@ -42,6 +43,7 @@ from idemactor.client.errors import (
     TooLarge,
     Unauthenticated,
     Unavailable,
+    UncancellableError,
     UnknownKeyError,
     UnknownNamespace,
     Unreachable,
@@ -52,9 +54,12 @@ from idemactor.client.once import current_hold
 from idemactor.client.order_ids import binance_client_order_id, bybit_order_link_id, client_order_id
 from idemactor.client.results import (
     Accepted,
+    Acked,
     Acknowledged,
+    Cancelled,
     Committed,
     Completed,
+    Dispatched,
     Doubted,
     Extended,
     Forgotten,
@@ -62,26 +67,32 @@ from idemactor.client.results import (
     KeyRecord,
     NamespacePolicy,
     Outcome,
+    Postponed,
     Released,
     Reserved,
     Resolved,
 )
 from idemactor.client.settle import Report
+from idemactor.core.delivery import NewEvent, OperationState
 from idemactor.core.policy import Policy
 
 __all__ = [
     "Accepted",
+    "Acked",
     "Acknowledged",
     "AlreadyCommittedError",
     "BadSignature",
+    "Cancelled",
     "Client",
     "ClientClosed",
     "CommitUnacknowledged",
     "Committed",
     "Completed",
+    "Dispatched",
     "Doubted",
     "DuplicateError",
     "EndingUnacknowledged",
+    "EntryRef",
     "Extended",
     "Forbidden",
     "Forgotten",
@@ -97,13 +108,18 @@ __all__ = [
     "ManualClock",
     "MismatchError",
     "NamespacePolicy",
+    "NewEvent",
     "NotFound",
     "Op",
+    "Operation",
+    "OperationState",
     "OutOfService",
+    "OutboxEntry",
     "Outcome",
     "OutcomeMissing",
     "Overloaded",
     "Policy",
+    "Postponed",
     "ProtocolViolation",
     "QuotaExceeded",
     "Refused",
@@ -117,6 +133,7 @@ __all__ = [
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
+    "UncancellableError",
     "UnknownKeyError",
     "UnknownNamespace",
     "Unreachable",
@@ -125,4 +142,5 @@ __all__ = [
     "bybit_order_link_id",
     "client_order_id",
     "current_hold",
+    "event",
 ]

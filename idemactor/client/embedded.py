@@ -23,11 +23,12 @@ from idemactor.client.protocol import Protocol, encode_body
 from idemactor.client.results import error_of
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, Sequencer
-from idemactor.core.commands import Command
-from idemactor.core.keys import InvalidNamespace, check_namespace
+from idemactor.core.commands import Cancel, Command, Watch
+from idemactor.core.keys import Identity, InvalidNamespace, check_namespace
 from idemactor.core.limits import BATCH_OPS_MAX
 from idemactor.core.policy import Policy
-from idemactor.core.queries import IncidentsPage, Inspect, Query, RecordsPage
+from idemactor.core.queries import FindOperation, IncidentsPage, Inspect, Query, RecordsPage
+from idemactor.core.replies import Unknown
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.observer import NOBODY
 from idemactor.shard import mailbox
@@ -35,6 +36,7 @@ from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
+from idemactor.shard.errands import find_operation, not_now, poll, wanted_by
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.shard.start import with_remains
@@ -42,7 +44,18 @@ from idemactor.storage.base import Engine, Opened
 from idemactor.storage.memory import MemoryEngine
 from idemactor.wire.answers import body_of
 from idemactor.wire.fields import Dialect
+from idemactor.wire.intents import out_of_line
 from idemactor.wire.listings import acknowledge_from, incidents_walk, records_walk
+from idemactor.wire.outbox import (
+    Poll,
+    ack_from,
+    cancel_from,
+    nack_from,
+    no_such_operation,
+    operation_from,
+    poll_body,
+    poll_from,
+)
 from idemactor.wire.policies import policy_body
 from idemactor.wire.refusals import detail_of, refusal_of
 from idemactor.wire.requests import COMMAND_OPS, Scope, command_from
@@ -51,6 +64,7 @@ from idemactor.wire.rpc_message import Incoming, Request, decode
 TENANT: Final = "default"
 """Whose keys these are: as without credentials on loopback (contract, section 10)."""
 
+_DISPATCHING: Final = frozenset({"operation", "cancel", "outbox.poll", "outbox.ack", "outbox.nack"})
 _WALKS: Final = {"records": records_walk, "incidents": incidents_walk}
 
 
@@ -126,6 +140,7 @@ class Shards:
         self._clock = clock
         self._router = Router((), NOBODY)
         self._bell = Bell()
+        self._now_ms: Callable[[], int] = lambda: 0
 
     # -------------------------------------------------------------------------------------------------------- running
 
@@ -141,6 +156,7 @@ class Shards:
         async with self._opening() as opened, trio.open_nursery() as nursery:
             self._router = Router(_shards(opened, with_remains(self._policies), self._bell), NOBODY)
             self._bell.on_moved = self._router.lines_moved
+            self._now_ms = opened.clock.now_ms
             await nursery.start(_run_to_the_end, self._router)
             if self._clock is not None:
                 self._clock.on_advance(self._wake)
@@ -188,6 +204,8 @@ class Shards:
             command = command_from(method, members, scope, Dialect.MSGPACK)
             [answer] = await self._route([command])
             return _told(answer, command)
+        if method in _DISPATCHING:
+            return await self._dispatching(method, members, scope)
         if method == "policy":
             return Answer(None, policy_body(scope.namespace, scope.policy))
         return await self._question(method, members, scope)
@@ -208,10 +226,56 @@ class Shards:
             walk.take(page)
         return Answer(None, walk.body())
 
+    async def _dispatching(self, method: str, members: dict[str, Any], scope: Scope) -> Answer:
+        """Dispatched operations, and the outbox."""
+        dialect = Dialect.MSGPACK
+        if method == "outbox.poll":
+            return Answer(None, await self._poll(poll_from(members, dialect), scope))
+        command: Command
+        if method == "outbox.ack":
+            command = ack_from(members, scope, dialect)
+        elif method == "outbox.nack":
+            command = nack_from(members, scope, dialect, self._now_ms())
+        elif method == "operation":
+            operation_id, wait_ms = operation_from(members, dialect)
+            command = Watch(await self._find(operation_id, scope), operation_id, wait_ms)
+        else:
+            operation_id = cancel_from(members, dialect)
+            command = Cancel(await self._find(operation_id, scope), operation_id)
+        [answer] = await self._route([command])
+        if isinstance(answer, Unknown) and isinstance(command, Watch | Cancel):
+            raise no_such_operation()
+        return _told(answer, command)
+
+    async def _find(self, operation_id: str, scope: Scope) -> Identity:
+        query = FindOperation(scope.tenant, scope.namespace, operation_id)
+        found = await find_operation(self._ask, len(self._router.shards), query)
+        if isinstance(found, Identity):
+            return found
+        raise no_such_operation() if found is None else not_now(found)
+
+    async def _poll(self, asked: Poll, scope: Scope) -> dict[str, object]:
+        shards = len(self._router.shards)
+        haul = await poll(
+            self._ask,
+            shards,
+            wanted_by(asked, scope),
+            wait_ms=asked.wait_ms,
+            bell=self._bell,
+            now_ms=self._now_ms,
+            first=0,
+            is_over=lambda: False,
+        )
+        if haul.missing is not None and not haul.answered:
+            raise not_now(haul.missing)
+        return poll_body(haul.intents, haul.events, Dialect.MSGPACK)
+
     async def _batch(self, ops: object) -> dict[str, Any]:
         if not isinstance(ops, list) or len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"ops is an array of at most {BATCH_OPS_MAX} calls", field="ops")
         items = [self._item(op) for op in ops]
+        for place, error in out_of_line([None if isinstance(i, RequestError) else i for i in items]).items():
+            items[place] = error
         commands = [item for item in items if not isinstance(item, RequestError)]
         answers = iter(zip(commands, await self._route(commands), strict=True))
         return {"results": [_item_told(item, answers) for item in items]}

@@ -42,7 +42,10 @@ class Refused(IdemactorClientError):
 
 
 class InFlightError(Refused):
-    """Somebody else holds the key; times in milliseconds since the epoch, ``retry_after_ms`` from now."""
+    """Somebody else holds the key; times in milliseconds since the epoch, ``retry_after_ms`` from now.
+
+    Without ``lease_expires_at`` it is dispatched, and waits to be delivered.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class InFlightError(Refused):
         attempt: int,
         holder: str | None,
         reserved_at: int,
-        lease_expires_at: int,
+        lease_expires_at: int | None,
         retry_after_ms: int,
     ) -> None:
         super().__init__(code, detail)
@@ -124,6 +127,14 @@ class AlreadyCommittedError(Refused):
         self.expires_at = expires_at
 
 
+class UncancellableError(Refused):
+    """Something was sent, or the operation has ended: ``state`` says how it stands."""
+
+    def __init__(self, code: str, detail: str, *, state: str | None) -> None:
+        super().__init__(code, detail)
+        self.state = state
+
+
 class UnknownKeyError(Refused):
     """There is no record of the key."""
 
@@ -133,7 +144,7 @@ class UnsettledError(Refused):
 
 
 class NotFound(Refused):
-    """There is no such thing (an incident, for one)."""
+    """There is no such thing: no such incident, no such operation."""
 
 
 class InvalidRequest(Refused):

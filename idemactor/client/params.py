@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from idemactor import errors
+from idemactor.client.dispatching import content_members
 from idemactor.client.errors import InvalidRequest
 from idemactor.client.flight import Flight
+from idemactor.core.delivery import Intent, NewEvent
 from idemactor.core.record import Outcome
 from idemactor.errors import Code
 from idemactor.wire.fields import Dialect
@@ -25,7 +27,15 @@ _READ_OUTCOME: Final = OUTCOME.reader("outcome", Dialect.MSGPACK)
 
 def members(**given: object) -> dict[str, Any]:
     """The members of a call: what was left out stays out."""
-    return {name: outcome_members(v) if isinstance(v, Outcome) else v for name, v in given.items() if v is not None}
+    return {name: _sent(value) for name, value in given.items() if value is not None}
+
+
+def _sent(value: object) -> object:
+    if isinstance(value, Outcome):
+        return outcome_members(value)
+    if isinstance(value, Intent | NewEvent):
+        return content_members(value)
+    return value
 
 
 def outcome_members(outcome: Outcome) -> dict[str, Any]:

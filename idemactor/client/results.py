@@ -3,30 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from idemactor.client import errors
+from idemactor.client.dispatching import EntryRef, Operation, OutboxEntry
 from idemactor.client.errors import IdemactorClientError, ProtocolViolation, Refused
 from idemactor.core.commands import Verdict
+from idemactor.core.delivery import OperationState
 from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable
 from idemactor.core.record import Outcome
-from idemactor.core.replies import Accepted, Committed, Completed, Doubted, Extended, Forgotten, Released, Reserved
+from idemactor.core.replies import (
+    Accepted,
+    Acked,
+    Cancelled,
+    Committed,
+    Completed,
+    Dispatched,
+    Doubted,
+    Extended,
+    Forgotten,
+    Postponed,
+    Released,
+    Reserved,
+)
 from idemactor.errors import Code
 
 __all__ = [
     "Accepted",
+    "Acked",
     "Acknowledged",
+    "Cancelled",
     "Committed",
     "Completed",
+    "Dispatched",
     "Doubted",
+    "EntryRef",
     "Extended",
     "Forgotten",
     "Incident",
     "KeyRecord",
     "NamespacePolicy",
+    "Operation",
+    "OutboxEntry",
     "Outcome",
     "Page",
+    "Postponed",
     "Released",
     "Reserved",
     "Resolved",
@@ -56,6 +78,7 @@ class KeyRecord:
         state: ``pending``, ``in_doubt`` or ``committed``.
         token: Shown to operators only.
         outcome: Left out of listings.
+        dispatch: ``state``, ``due_at``, ``deliver_until`` and ``order_key`` of a dispatched one.
     """
 
     key: str
@@ -73,6 +96,7 @@ class KeyRecord:
     contested: bool
     reason: str | None
     outcome: Outcome | None
+    dispatch: Members | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +137,7 @@ class NamespacePolicy:
     records_max: int
     fingerprint: Members
     limits: Members
+    dispatch: Members = field(default_factory=dict)
 
 
 Result = (
@@ -127,6 +152,11 @@ Result = (
     | KeyRecord
     | Forgotten
     | Acknowledged
+    | Dispatched
+    | Operation
+    | Cancelled
+    | Acked
+    | Postponed
 )
 
 
@@ -202,7 +232,49 @@ def _record(m: Members) -> KeyRecord:
         contested=m["contested"],
         reason=m.get("reason"),
         outcome=outcome_of(m.get("outcome")),
+        dispatch=m.get("dispatch"),
     )
+
+
+def _operation(m: Members) -> Operation:
+    return Operation(
+        operation_id=m["operation_id"],
+        key=m["key"],
+        state=OperationState(m["state"]),
+        attempt=m["attempt"],
+        accepted_at=m["accepted_at"],
+        next_attempt_at=m["next_attempt_at"],
+        lease_expires_at=m["lease_expires_at"],
+        deliver_until=m["deliver_until"],
+        ended_at=m["ended_at"],
+        expires_at=m["expires_at"],
+        order_key=m["order_key"],
+        reason=m["reason"],
+        outcome=outcome_of(m["outcome"]),
+    )
+
+
+def _entry(m: Members) -> OutboxEntry:
+    body = m["body"]
+    return OutboxEntry(
+        id=m["id"],
+        key=m["key"],
+        token=m["token"],
+        kind=m["kind"],
+        operation_id=m["operation_id"],
+        attempt=m["attempt"],
+        order_key=m["order_key"],
+        at=m["at"],
+        visible_until=m["visible_until"],
+        takeover=m["takeover"],
+        content_type=m["content_type"],
+        headers=tuple((str(name), str(value)) for name, value in m["headers"]),
+        body=body.encode() if isinstance(body, str) else bytes(body),
+    )
+
+
+def _committed(m: Members) -> Committed:
+    return Committed(m["expires_at"], m["repeated"])
 
 
 def _incident(m: Members) -> Incident:
@@ -225,6 +297,7 @@ def _policy(m: Members) -> NamespacePolicy:
         records_max=m["records_max"],
         fingerprint=m["fingerprint"],
         limits=m["limits"],
+        dispatch=m.get("dispatch", {}),
     )
 
 
@@ -233,7 +306,16 @@ _BUILD: Final[Mapping[tuple[str, object], Callable[[Members], Result]]] = {
     ("reserve", "completed"): _completed,
     ("accept", "accepted"): lambda m: Accepted(m["operation_id"], m["attempt"], m["expires_at"], m["repeated"]),
     ("accept", "completed"): _completed,
-    ("commit", "committed"): lambda m: Committed(m["expires_at"], m["repeated"]),
+    ("commit", "committed"): _committed,
+    ("dispatch", "accepted"): lambda m: Dispatched(m["operation_id"], OperationState(m["state"]), m["repeated"]),
+    ("dispatch", "completed"): _completed,
+    ("operation", "found"): lambda m: _operation(m["operation"]),
+    ("cancel", "cancelled"): lambda m: Cancelled(m["repeated"]),
+    ("outbox.ack", "committed"): _committed,
+    ("outbox.ack", "acknowledged"): lambda m: Acked(m["repeated"]),
+    ("outbox.nack", "committed"): _committed,
+    ("outbox.nack", "released"): lambda m: Released(m["repeated"]),
+    ("outbox.nack", "postponed"): lambda m: Postponed(m["due_at"]),
     ("release", "released"): lambda m: Released(m["repeated"]),
     ("extend", "extended"): lambda m: Extended(m["lease_expires_at"]),
     ("doubt", "in_doubt"): lambda m: Doubted(m["repeated"]),
@@ -264,6 +346,11 @@ def page_of(members: object) -> Page:
 def incidents_of(members: object) -> tuple[tuple[Incident, ...], str | None]:
     """A page of incidents, and the cursor of the next."""
     return _read(lambda m: (tuple(map(_incident, m["incidents"])), m["next"]), as_members(members))  # type: ignore[no-any-return]
+
+
+def entries_of(members: object) -> tuple[OutboxEntry, ...]:
+    """What a poll fetched."""
+    return _read(lambda m: tuple(map(_entry, m["entries"])), as_members(members))  # type: ignore[no-any-return]
 
 
 def policy_of(members: object) -> NamespacePolicy:
@@ -305,6 +392,7 @@ _DETAILED: Final[Mapping[str, tuple[type[Refused], tuple[str, ...]]]] = {
     Code.DUPLICATE: (errors.DuplicateError, ("operation_id", "committed_at", "expires_at")),
     Code.STALE_TOKEN: (errors.StaleTokenError, ("attempt",)),
     Code.ALREADY_COMMITTED: (errors.AlreadyCommittedError, ("committed_at", "expires_at")),
+    Code.UNCANCELLABLE: (errors.UncancellableError, ("state",)),
 }
 """Refusals that carry members of the answer, as far as it has them."""
 

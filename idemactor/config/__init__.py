@@ -18,7 +18,7 @@ from idemactor.config.model import (
     TokenEntry,
 )
 from idemactor.config.rules import check
-from idemactor.config.sources import FLAGS, add_environment, add_flags, read_file
+from idemactor.config.sources import FLAGS, add_environment, add_flags, add_inherited, read_file
 from idemactor.config.tree import Origin, Table
 from idemactor.errors import ConfigError
 from idemactor.server.auth import Role
@@ -48,6 +48,7 @@ def load(
     *,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, object] | None = None,
+    inherited: Mapping[str, object] | None = None,
 ) -> ServerConfig:
     """The configuration of a server.
 
@@ -56,6 +57,8 @@ def load(
         environment: Variables by name; those that begin with ``IDEMACTOR_`` are settings, and of the others only those
             count that ``secret_env`` names.
         flags: Values by the dotted names of their settings (the keys of ``FLAGS``), those that were given.
+        inherited: The addresses of listening sockets that are there already, by the settings that they stand for; they
+            win over everything.
 
     Raises:
         ConfigError: It cannot be used; the message has a line for each problem, with file and line, the
@@ -64,6 +67,7 @@ def load(
     tree = Table(Origin(_BUILT_IN)) if path is None else read_file(path)
     problems = add_environment(tree, environment or {})
     add_flags(tree, flags or {})
+    add_inherited(tree, inherited or {})
     config = build(tree, problems, environment or {})
     problems.extend(check(config, tree))
     if problems:

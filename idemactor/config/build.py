@@ -7,13 +7,15 @@ from typing import Final
 
 from idemactor.config import kinds, model, senders
 from idemactor.config.addresses import parse_address
+from idemactor.config.dispatch import read_dispatch
 from idemactor.config.encryption import encryption_keys
 from idemactor.config.gateway import build_gateway
 from idemactor.config.section import Section
 from idemactor.config.tree import Problem, Table
 from idemactor.core import limits
 from idemactor.core.fingerprint import FingerprintRule, parse_pointer
-from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable, Policy
+from idemactor.core.policy import DispatchPolicy, OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable, Policy
+from idemactor.dispatch.destination import Destination
 from idemactor.server.auth import Role
 
 UNAVAILABLE_AFTER_MS_MAX: Final = limits.DAY_MS
@@ -29,19 +31,22 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
     Args:
         tree: What all sources say, merged.
         problems: What is wrong is added here.
-        environment: Where the secrets of senders are, by the names that the settings give.
+        environment: Where the secrets of senders and destinations are, by the names that the settings give.
     """
     root = Section(tree, "", problems)
     tokens = _tokens(root.section("auth"))
+    destinations: dict[str, Destination] = {}
     config = model.ServerConfig(
         server=_server(root.section("server"), environment),
         http=_door(root.section("http"), model.HTTP_BIND_DEFAULT),
         rpc=_door(root.section("rpc"), model.RPC_BIND_DEFAULT),
         tokens=tokens,
-        namespaces=_namespaces(root.section("namespaces")),
+        namespaces=_namespaces(root.section("namespaces"), environment, destinations),
         log=_log(root.section("log")),
+        telemetry=_telemetry(root.section("telemetry")),
         gateway=_gateway(root.section("gateway"), has_tokens=bool(tokens)),
         sources=senders.sources(root.section("sources"), environment),
+        destinations=destinations,
     )
     root.close()
     return config
@@ -60,7 +65,10 @@ def _server(section: Section, environment: Mapping[str, str]) -> model.ServerSec
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
         workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
+        page_checksums=section.read("page_checksums", kinds.boolean(), None),
         encryption_keys=encryption_keys(section, environment),
+        drain_ms=section.read("drain_ms", kinds.integer(model.DRAIN_MS_MIN, model.DRAIN_MS_MAX), default.drain_ms),
+        hang_ms=section.read("hang_ms", kinds.integer(model.HANG_MS_MIN, model.HANG_MS_MAX), default.hang_ms),
     )
     section.close()
     return server
@@ -115,12 +123,20 @@ def _check_namespace(text: str) -> None:
         raise ValueError(f"is no name: it must be {kinds.NAME_ALLOWED}")
 
 
-def _namespaces(section: Section) -> dict[str, Policy]:
-    policies = {name: _policy(below) for name, below in section.named_sections()}
+def _namespaces(
+    section: Section, environment: Mapping[str, str], destinations: dict[str, Destination]
+) -> dict[str, Policy]:
+    """The policies; where the relay delivers to goes into ``destinations``."""
+    policies = {}
+    for name, below in section.named_sections():
+        dispatch, destination = read_dispatch(below.section("dispatch"), environment)
+        if destination is not None:
+            destinations[name] = destination
+        policies[name] = _policy(below, dispatch)
     return policies or {"default": Policy()}
 
 
-def _policy(section: Section) -> Policy:
+def _policy(section: Section, dispatch: DispatchPolicy) -> Policy:
     default = _DEFAULT_POLICY
     lease = kinds.integer(limits.LEASE_MS_MIN, limits.LEASE_MS_MAX)
     ttl = kinds.integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)
@@ -139,6 +155,7 @@ def _policy(section: Section) -> Policy:
         lease_total_max_ms=section.read("lease_total_max_ms", lease, default.lease_total_max_ms),
         unavailable_after_ms=section.read("unavailable_after_ms", unavailable, default.unavailable_after_ms),
         fingerprint=_fingerprint(section.section("fingerprint")),
+        dispatch=dispatch,
     )
     if policy.lease_ms > policy.lease_total_max_ms:
         blamed = "lease_ms" if section.has("lease_ms") else "lease_total_max_ms"
@@ -171,3 +188,16 @@ def _log(section: Section) -> model.LogSection:
     )
     section.close()
     return log
+
+
+def _telemetry(section: Section) -> model.TelemetrySection:
+    default = model.TelemetrySection()
+    interval = kinds.integer(model.TELEMETRY_MS_MIN, model.TELEMETRY_MS_MAX)
+    telemetry = model.TelemetrySection(
+        endpoint=section.read("endpoint", kinds.http_url(), default.endpoint),
+        service_name=section.read("service_name", kinds.words(), default.service_name),
+        sample_percent=section.read("sample_percent", kinds.integer(0, 100), default.sample_percent),
+        interval_ms=section.read("interval_ms", interval, default.interval_ms),
+    )
+    section.close()
+    return telemetry

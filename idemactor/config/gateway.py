@@ -15,17 +15,17 @@ from idemactor.core import limits
 from idemactor.core.fingerprint import parse_pointer
 from idemactor.core.policy import Policy
 from idemactor.gateway.proxy.attempt import order_id
-from idemactor.gateway.proxy.headers import HOP_BY_HOP, NEVER_REPLAYED, TrustedPeers, plain_name
+from idemactor.gateway.proxy.headers import NEVER_REPLAYED, TrustedPeers
 from idemactor.gateway.proxy.limits import BODY_BYTES_MAX, CONCURRENT_MAX, HEADER_BYTES_MAX, ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, Origin, Route, RouteAuth, SuccessRule, parse_upstream
 from idemactor.gateway.proxy.verdict import means_same
 from idemactor.gateway.source import Source
+from idemactor.wire.field_names import HOP_BY_HOP, TOKEN, plain_name
 
 TIMEOUT_MS_MAX: Final = limits.DAY_MS
 UPSTREAM_IDLE_MS_MAX: Final = 3_600_000
 
 _DEFAULT: Final = Route("/", Origin("http", "", 0), "default")
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _METHOD: Final = re.compile(r"[A-Z]+")
 _PREFIX: Final = re.compile(r"/|(?:/[A-Za-z0-9_~-](?:[A-Za-z0-9_.~-]*[A-Za-z0-9_~-])?)+/?")
 _TAKEN: Final = re.compile(
@@ -70,7 +70,7 @@ def _route(section: Section, has_tokens: bool) -> Route:
     timeout_ms = section.read("timeout_ms", time, default.timeout_ms)
     has_tenant = section.has("tenant")
     auth = RouteAuth.BEARER if has_tokens and not has_tenant else RouteAuth.OPEN
-    statuses = Kind("a list of statuses from 300 to 599", _statuses)
+    statuses = Kind("a list of statuses from 300 to 599", read_statuses)
     methods = kinds.texts('methods in capitals, "POST"', _check_method)
     protected: tuple[str, ...] = section.read("methods", methods, tuple(default.methods))
     failing: tuple[int, ...] = section.read("definite_failure", statuses, tuple(default.definite_failure))
@@ -80,20 +80,20 @@ def _route(section: Section, has_tokens: bool) -> Route:
         prefix=section.require("prefix", Kind('a path like "/orders"', _prefix), default.prefix),
         upstream=section.require("upstream", Kind("an upstream", _upstream), default.upstream),
         namespace=section.require("namespace", kinds.name(), default.namespace),
-        source=section.read("source", Kind("the name of a source", _text), default.source),
+        source=section.read("source", Kind("the name of a source", read_text), default.source),
         methods=frozenset(protected),
         require_key=section.read("require_key", kinds.boolean(), default.require_key),
         wait_ms=section.read("wait_ms", kinds.integer(0, limits.WAIT_MS_MAX), default.wait_ms),
         timeout_ms=timeout_ms,
         first_byte_ms=section.read("first_byte_ms", time, timeout_ms),
         connect_ms=section.read("connect_ms", time, min(default.connect_ms, timeout_ms)),
-        success=_success(section),
+        success=read_success(section),
         definite_failure=frozenset(failing),
         not_executed=frozenset(not_executed),
         store_failures=section.read("store_failures", kinds.boolean(), default.store_failures),
         operation_header=section.read("operation_header", _free_field(), default.operation_header),
         operation_form=section.read("operation_form", kinds.choice(OrderIdForm), default.operation_form),
-        operation_prefix=section.read("operation_prefix", Kind("text", _text), default.operation_prefix),
+        operation_prefix=section.read("operation_prefix", Kind("text", read_text), default.operation_prefix),
         replay_headers=frozenset(name.lower() for name in section.read("replay_headers", replayed, ())),
         auth=section.read("auth", kinds.choice(RouteAuth), auth),
         auth_header=section.read("auth_header", _free_field("authorization"), default.auth_header).lower(),
@@ -107,7 +107,8 @@ def _route(section: Section, has_tokens: bool) -> Route:
     return route
 
 
-def _success(section: Section) -> SuccessRule | None:
+def read_success(section: Section) -> SuccessRule | None:
+    """The table ``success`` of a route or a destination; None where it is left out."""
     rule = section.section("success")
     if not section.has_table("success"):
         return None
@@ -176,25 +177,26 @@ def is_guarded(route: Route, sources: Mapping[str, Source], *, has_tokens: bool)
 # ---------------------------------------------------------------------------------------------------------------- kinds
 
 
-def _text(value: object) -> str:
+def read_text(value: object) -> str:
+    """Text. Raises: ValueError: it is none."""
     if not isinstance(value, str):
         raise ValueError
     return value
 
 
 def _prefix(value: object) -> str:
-    if _PREFIX.fullmatch(_text(value)) is None:
+    if _PREFIX.fullmatch(read_text(value)) is None:
         raise ValueError("it begins with a slash, and has no dot at either end of a segment, no escapes, no query")
-    return _text(value)
+    return read_text(value)
 
 
 def _upstream(value: object) -> Origin:
-    return parse_upstream(_text(value))
+    return parse_upstream(read_text(value))
 
 
 def _pointer(value: object) -> str:
-    parse_pointer(_text(value))
-    return _text(value)
+    parse_pointer(read_text(value))
+    return read_text(value)
 
 
 def _scalar(value: object) -> object:
@@ -211,11 +213,12 @@ def _scalars(value: object) -> tuple[object, ...]:
     return tuple(_scalar(one) for one in value)
 
 
-def _statuses(value: object) -> tuple[int, ...]:
+def read_statuses(value: object, *, least: int = 300) -> tuple[int, ...]:
+    """Statuses from ``least`` to 599. Raises: ValueError: it is no list of such."""
     if not isinstance(value, list | tuple):
         raise ValueError
     for one in value:
-        if isinstance(one, bool) or not isinstance(one, int) or not 300 <= one <= 599:
+        if isinstance(one, bool) or not isinstance(one, int) or not least <= one <= 599:
             raise ValueError(f"{show(one)} is none")
     return tuple(value)
 
@@ -224,12 +227,12 @@ def _free_field(*allowed: str) -> Kind[str]:
     """A field that nothing else depends on, or one of ``allowed``, in lower case."""
 
     def read(value: object) -> str:
-        if _TOKEN.fullmatch(_text(value)) is None:
+        if TOKEN.fullmatch(read_text(value)) is None:
             raise ValueError
-        plain = plain_name(_text(value))
+        plain = plain_name(read_text(value))
         if plain not in allowed and (plain in HOP_BY_HOP or _TAKEN.fullmatch(plain) is not None):
             raise ValueError("it has another meaning already, and the request would lose that")
-        return _text(value)
+        return read_text(value)
 
     return Kind("the name of a header field of its own", read, kinds.Lexis.TEXT)
 
@@ -242,7 +245,7 @@ def _check_method(text: str) -> None:
 
 
 def _check_replayed(text: str) -> None:
-    if _TOKEN.fullmatch(text) is None:
+    if TOKEN.fullmatch(text) is None:
         raise ValueError("is no name of a header field")
     if text.lower() in NEVER_REPLAYED:
         raise ValueError("belongs to one answer, connection or caller, and is never replayed")

@@ -124,6 +124,18 @@ def integer(low: int, high: int) -> Kind[int]:
     return Kind(f"an integer from {low} to {high}", read)
 
 
+def number(low: float, high: float) -> Kind[float]:
+    """A number within bounds, both included; a whole one needs no point."""
+
+    def read(value: object) -> float:
+        # Comparing refuses what is no number, too: nan is within no bounds.
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ValueError
+        return float(value)
+
+    return Kind(f"a number from {low:g} to {high:g}", read)
+
+
 def boolean() -> Kind[bool]:
     """``true`` or ``false``, and nothing that resembles them."""
 
@@ -179,6 +191,28 @@ def path() -> Kind[Path]:
         return Path(text)
 
     return Kind("a path", read, Lexis.TEXT)
+
+
+def words() -> Kind[str]:
+    """Any text that shows."""
+
+    def read(value: object) -> str:
+        if not (text := _text(value)).strip() or not text.isprintable():
+            raise ValueError
+        return text
+
+    return Kind("a text", read, Lexis.TEXT)
+
+
+def http_url() -> Kind[str]:
+    """Where something is on the web, without a query."""
+
+    def read(value: object) -> str:
+        if not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#]*)?", text := _text(value)):
+            raise ValueError
+        return text
+
+    return Kind('"http://HOST:PORT" or "https://HOST:PORT", perhaps with a path', read, Lexis.TEXT)
 
 
 def texts(what: str, check: Callable[[str], object]) -> Kind[tuple[str, ...]]:

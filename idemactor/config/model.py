@@ -12,6 +12,7 @@ from typing import Final
 
 from idemactor.core import limits
 from idemactor.core.policy import Policy
+from idemactor.dispatch.destination import Destination
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Route
@@ -28,6 +29,17 @@ MAILBOX_DEFAULT: Final = 2 * limits.MAILBOX_COMMANDS_MIN
 MAILBOX_MAX: Final = 1_048_576
 WORKERS_MAX: Final = 64
 """The most processes that serve one directory: each is connected with every other one."""
+
+DRAIN_MS_DEFAULT: Final = 30_000
+DRAIN_MS_MIN: Final = 100
+DRAIN_MS_MAX: Final = 3_600_000
+HANG_MS_DEFAULT: Final = 30_000
+HANG_MS_MIN: Final = 3_000
+HANG_MS_MAX: Final = 3_600_000
+
+TELEMETRY_MS_DEFAULT: Final = 60_000
+TELEMETRY_MS_MIN: Final = 100
+TELEMETRY_MS_MAX: Final = 3_600_000
 
 HTTP_BIND_DEFAULT: Final = ("127.0.0.1:8787",)
 RPC_BIND_DEFAULT: Final = ("127.0.0.1:8788",)
@@ -61,9 +73,12 @@ class ServerSection:
         durability: What a reply has survived by the time it leaves.
         clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
         evict_after_ms: How long a shard may be idle before its memory is given back.
-        mailbox_max: How many commands may wait for one shard before more are refused.
+        mailbox_max: How many commands of one tenant may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
+        page_checksums: Whether pages of files have checksums; None: as the directory has them, and a new one does.
         encryption_keys: What callers store is encrypted with the first and decrypted with any; none: kept as it is.
+        drain_ms: How long a server that was told to stop may take to answer what it has taken; then it is cut off.
+        hang_ms: How long a worker may be without a sign that it turns, before it is killed and started anew.
     """
 
     data_dir: Path = Path("data")
@@ -73,7 +88,10 @@ class ServerSection:
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     mailbox_max: int = MAILBOX_DEFAULT
     workers: int = 1
+    page_checksums: bool | None = None
     encryption_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    drain_ms: int = DRAIN_MS_DEFAULT
+    hang_ms: int = HANG_MS_DEFAULT
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +148,23 @@ class LogSection:
 
 
 @dataclass(frozen=True, slots=True)
+class TelemetrySection:
+    """``[telemetry]``: traces and metrics by OpenTelemetry; needs the extra ``otel``.
+
+    Attributes:
+        endpoint: Of a collector that takes OTLP over HTTP, without ``/v1/...``; None: nothing is sent anywhere.
+        service_name: What this server is called there.
+        sample_percent: How many of the traces that begin here are kept; whoever began a trace elsewhere has decided.
+        interval_ms: How often metrics are sent.
+    """
+
+    endpoint: str | None = None
+    service_name: str = "idemactor"
+    sample_percent: int = 100
+    interval_ms: int = TELEMETRY_MS_DEFAULT
+
+
+@dataclass(frozen=True, slots=True)
 class GatewaySection:
     """``[gateway]``: the idempotent reverse proxy.
 
@@ -148,7 +183,11 @@ class GatewaySection:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The whole configuration of one server."""
+    """The whole configuration of one server.
+
+    Attributes:
+        destinations: ``[namespaces.NAME.dispatch]``, by name, of those that have a ``url``.
+    """
 
     server: ServerSection = field(default_factory=ServerSection)
     http: DoorSection = field(default_factory=lambda: DoorSection(HTTP_BIND_DEFAULT))
@@ -156,5 +195,7 @@ class ServerConfig:
     tokens: tuple[TokenEntry, ...] = ()
     namespaces: dict[str, Policy] = field(default_factory=lambda: {"default": Policy()})
     log: LogSection = field(default_factory=LogSection)
+    telemetry: TelemetrySection = field(default_factory=TelemetrySection)
     gateway: GatewaySection = field(default_factory=GatewaySection)
     sources: dict[str, Source] = field(default_factory=lambda: dict(SHIPPED))
+    destinations: dict[str, Destination] = field(default_factory=dict)

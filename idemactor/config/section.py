@@ -79,6 +79,10 @@ class Section:
         for number in sorted(found.members, key=int):
             yield numbered.section(number)
 
+    def know(self, name: str) -> None:
+        """The setting exists, though it is not read here."""
+        self._known.append(name)
+
     def names(self) -> list[str]:
         """Every member, for a table whose names the user chose and that are no names of ours."""
         return list(self._table.members)

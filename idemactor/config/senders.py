@@ -110,7 +110,7 @@ def _verify(section: Section, scheme: Scheme | None, environment: Mapping[str, s
     kind = kinds.choice(Scheme)
     if scheme is None or section.has("scheme"):
         scheme = section.require("scheme", kind, Scheme.STANDARD_WEBHOOKS)
-    variables = section.require("secret_env", _variables(), ())
+    variables = section.require("secret_env", secret_variables(), ())
     tolerance_ms = section.read("tolerance_ms", kinds.integer(1, TOLERANCE_MS_MAX), TOLERANCE_MS_DEFAULT)
     section.close()
     if section.has("tolerance_ms") and scheme in TIMELESS:
@@ -188,7 +188,9 @@ def _normalisers() -> Kind[tuple[Normaliser, ...]]:
     return Kind(f"a list of {words}", read, Lexis.LIST)
 
 
-def _variables() -> Kind[tuple[str, ...]]:
+def secret_variables() -> Kind[tuple[str, ...]]:
+    """Names of environment variables that hold secrets: one, or a list."""
+
     def check(text: str) -> None:
         if not text or "=" in text or "\0" in text:
             raise ValueError("is no name of a variable")

@@ -118,6 +118,12 @@ def add_environment(tree: Table, environment: Mapping[str, str]) -> list[Problem
     return problems
 
 
+def add_inherited(tree: Table, settings: Mapping[str, object]) -> None:
+    """Lays what the service manager bound for us, by the dotted names of the settings it stands for, over ``tree``."""
+    for setting, value in settings.items():
+        tree.put(tuple(setting.split(".")), Leaf(value, Origin("socket activation")))
+
+
 def add_flags(tree: Table, flags: Mapping[str, object]) -> None:
     """Lays the flags that were given, by the dotted names of their settings, over ``tree``."""
     for setting, value in flags.items():

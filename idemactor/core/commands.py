@@ -55,6 +55,7 @@ class Commit:
     Attributes:
         events: What enters the outbox together with the outcome.
         failed: Of a dispatched operation: it is settled, and definitely did not happen.
+        operation_id: Whoever fetched this operation says so; of nothing else.
     """
 
     identity: Identity
@@ -63,16 +64,23 @@ class Commit:
     ttl_ms: int | None = None
     events: tuple[NewEvent, ...] = ()
     failed: bool = False
+    operation_id: str | None = None
 
 
 @slotted
 class Release:
-    """The effect did not happen: free the key. ``failed``: of a dispatched operation, its destination refused it."""
+    """The effect did not happen: free the key.
+
+    Attributes:
+        failed: Of a dispatched operation: its destination refused it.
+        operation_id: See ``Commit``.
+    """
 
     identity: Identity
     token: int
     reason: str | None = None
     failed: bool = False
+    operation_id: str | None = None
 
 
 @slotted
@@ -147,12 +155,21 @@ class Claim:
 
 
 @slotted
+class Lapse:
+    """Whoever was delivering this is gone: the relay of today is ``holder``. A shard gives itself this one."""
+
+    identity: Identity
+    holder: str
+
+
+@slotted
 class Postpone:
     """The attempt ended, and the operation is to be tried again.
 
     Attributes:
         due_at: When, milliseconds since the epoch.
         perhaps_sent: Whether this attempt may have had its effect.
+        operation_id: See ``Commit``.
     """
 
     identity: Identity
@@ -160,6 +177,7 @@ class Postpone:
     due_at: int
     perhaps_sent: bool
     reason: str | None = None
+    operation_id: str | None = None
 
 
 @slotted
@@ -181,10 +199,11 @@ class Watch:
 
 @slotted
 class AckEvent:
-    """Whoever fetched the event ``seq`` of this key has dealt with it."""
+    """Whoever fetched the event ``seq`` of this key, of this id, has dealt with it."""
 
     identity: Identity
     seq: int
+    event_id: str
 
 
 @slotted
@@ -193,6 +212,7 @@ class NackEvent:
 
     identity: Identity
     seq: int
+    event_id: str
     due_at: int
 
 
@@ -208,6 +228,7 @@ Command = (
     | Forget
     | Dispatch
     | Claim
+    | Lapse
     | Postpone
     | Cancel
     | Watch

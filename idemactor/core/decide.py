@@ -57,6 +57,7 @@ from idemactor.core.lifetimes import (
     doubted,
     entry_with,
     freed,
+    is_meant,
     known,
     may_take_over,
     sticking,
@@ -251,6 +252,8 @@ def _commit(
         return _late_after_release(entry, record, tombstone, command, policy, now)
     if entry is None or record is None:
         return Decision(Unknown())
+    if not is_meant(record, command.operation_id):
+        return Decision(Stale(record.attempt))
     if record.token != command.token:
         return _stale_commit(entry, record, tombstone, command, policy, now)
     if record.state is State.COMMITTED:
@@ -310,6 +313,8 @@ def _release(
         return Decision(Released(repeated=True))
     if entry is None or record is None:
         return Decision(Unknown())
+    if not is_meant(record, command.operation_id):
+        return Decision(Stale(record.attempt))
     if record.state is State.COMMITTED:
         return Decision(already_committed(record))
     if record.token != command.token:
@@ -353,7 +358,7 @@ def _doubt(entry: Entry | None, record: Record | None, tombstone: Tombstone | No
         return Decision(Unknown())
     if record.state is State.COMMITTED:
         return Decision(already_committed(record))
-    if record.token != command.token:
+    if record.token != command.token or not is_meant(record, None):
         return Decision(Stale(record.attempt))
     if record.state is State.DOUBTED:
         return Decision(Doubted(repeated=True))

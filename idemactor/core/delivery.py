@@ -9,9 +9,13 @@ nothing can be delivered by two that both count.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from idemactor.core.keys import Identity
 from idemactor.core.values import slotted
+
+RELAY: Final = "relay"
+"""What the names of relays begin with, among holders: there is one for each namespace and life of a process."""
 
 
 class Kind(enum.IntEnum):

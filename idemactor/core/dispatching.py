@@ -7,6 +7,8 @@ dispatch       accepted        accepted (repeated),     accepted (repeated)     
                                with the present state
 claim          not due         claimed once it is due   not due                     lapsed, and the destination
                                                                                     recognises it: claimed
+lapse          not due         not due                  in doubt, where another     not due
+                                                        relay than today's has it
 postpone       unknown         postponed (again)        postponed, stale            in doubt: postponed, stale;
                                                                                     ended: already_committed
 cancel         unknown         cancelled, where         uncancellable               uncancellable
@@ -23,15 +25,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final, assert_never
 
-from idemactor.core.commands import AckEvent, Cancel, Claim, Dispatch, NackEvent, Postpone, Watch
+from idemactor.core.commands import AckEvent, Cancel, Claim, Dispatch, Lapse, NackEvent, Postpone, Watch
 from idemactor.core.decision import Decision, Fresh
-from idemactor.core.delivery import Delivery, Ending, OperationState
+from idemactor.core.delivery import RELAY, Delivery, Ending, OperationState
 from idemactor.core.fingerprint import contradict
 from idemactor.core.ids import uuid7
 from idemactor.core.lifetimes import (
+    committed,
     doubted,
     entry_with,
     freed,
+    is_meant,
     known,
     may_take_over,
     sticking,
@@ -44,6 +48,7 @@ from idemactor.core.replies import (
     Cancelled,
     Claimed,
     Dispatched,
+    Lapsed,
     Mismatch,
     NotDue,
     OutboxFull,
@@ -72,7 +77,7 @@ def decide(
     entry: Entry | None,
     record: Record | None,
     tombstone: Tombstone | None,
-    command: Dispatch | Claim | Postpone | Cancel | Watch | AckEvent | NackEvent,
+    command: Dispatch | Claim | Lapse | Postpone | Cancel | Watch | AckEvent | NackEvent,
     policy: Policy,
     now: int,
     fresh: Fresh,
@@ -83,8 +88,10 @@ def decide(
             return dispatch(entry, record, tombstone, command, policy, now, fresh)
         case Claim():
             return claim(entry, record, tombstone, command, policy, now, fresh)
+        case Lapse():
+            return lapse(entry, record, tombstone, command, policy, now)
         case Postpone():
-            return postpone(entry, record, tombstone, command, now)
+            return postpone(entry, record, tombstone, command, policy, now)
         case Cancel():
             return cancel(entry, record, tombstone, command, policy, now)
         case Watch():
@@ -233,12 +240,46 @@ def claim(
     return Decision(Claimed(fresh.token, kept_record.attempt, lease_end), kept, changed=True, granted=True)
 
 
+def lapse(
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Lapse,
+    policy: Policy,
+    now: int,
+) -> Decision:
+    """The relay that was at it is not the one of today: its lease need not be waited for.
+
+    What it sent may still be on its way, as long as the lease lasts: where that matters, for what is not sent again,
+    the end of the lease stays.
+    """
+    if entry is None or record is None or record.delivery is None or record.lease_expires_at is None:
+        return Decision(NotDue())
+    if record.state is not State.PENDING or not is_orphan(record.holder, command.holder):
+        return Decision(NotDue())
+    lease_end = now if policy.dispatch.recognised else record.lease_expires_at
+    kept = replace(record, state=State.LAPSED, lease_expires_at=lease_end)
+    return Decision(Lapsed(), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
+
+
+def is_orphan(holder: str | None, relay: str) -> bool:
+    """Whether the holder was a relay, and another one than ``relay``."""
+    return holder is not None and holder.startswith(RELAY) and holder != relay
+
+
 def postpone(
-    entry: Entry | None, record: Record | None, tombstone: Tombstone | None, command: Postpone, now: int
+    entry: Entry | None,
+    record: Record | None,
+    tombstone: Tombstone | None,
+    command: Postpone,
+    policy: Policy,
+    now: int,
 ) -> Decision:
     """The attempt is over, and the operation waits for the next one."""
     if entry is None or record is None:
         return Decision(Unknown())
+    if not is_meant(record, command.operation_id):
+        return Decision(Stale(record.attempt))
     if record.state is State.COMMITTED:
         return Decision(already_committed(record))
     delivery = record.delivery
@@ -246,16 +287,22 @@ def postpone(
         return Decision(Stale(record.attempt))
     if record.lease_expires_at is None:
         return Decision(Postponed(known(delivery.due_at)))
-    due = max(now, command.due_at)
-    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise only about this one.
-    before = delivery.perhaps_sent and record.state is State.PENDING
+    # A time that is past is a place in line: what was not sent through no fault of its own comes before later ones.
+    due = command.due_at
+    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise, be it late, by whoever
+    # knows about this attempt alone.
+    perhaps_sent = command.perhaps_sent or (delivery.perhaps_sent and record.state is not State.DOUBTED)
     kept = replace(
         record,
         state=State.PENDING,
         lease_expires_at=None,
         reason=command.reason,
-        delivery=replace(delivery, due_at=due, perhaps_sent=before or command.perhaps_sent),
+        delivery=replace(delivery, due_at=due, perhaps_sent=perhaps_sent),
     )
+    if now >= delivery.deliver_until and not perhaps_sent:
+        # It ends now, and not when its time was over: until now nobody could be told how, and its outcome is kept as
+        # long as any other.
+        kept = committed(kept, None, None, policy, now, ending=Ending.EXPIRED)
     return Decision(Postponed(due), entry_with(entry.id, entry.identity, kept, tombstone), changed=True)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from idemactor.core.census import Census
-from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, NackEvent, Reserve, Watch
+from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, Lapse, NackEvent, Reserve, Watch
 from idemactor.core.decide import decide, sweep
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Event, Intent
@@ -26,7 +26,7 @@ from idemactor.core.outbox import Item
 from idemactor.core.outboxes import Outboxes
 from idemactor.core.policy import Policy
 from idemactor.core.record import Entry, Incident, State
-from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Watched
+from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Stale, Watched
 from idemactor.core.tally import Tally, TallyKey
 
 WAITERS_MAX: Final = 10_000
@@ -73,6 +73,7 @@ class Work(Generic[T]):
         undelivered: Ids of entries that stay, and whose delivery is gone.
         events: New in the outbox.
         acked: The ``seq`` of events that are dealt with.
+        last_seq: The latest place in line that was given; 0: none was.
     """
 
     replies: list[tuple[T, Reply]] = field(default_factory=list)
@@ -85,6 +86,15 @@ class Work(Generic[T]):
     undelivered: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
+    last_seq: int = 0
+
+    @property
+    def covers_ms(self) -> int:
+        """A time, milliseconds since the epoch, that is after every place in line that was given.
+
+        A clock that starts from the latest time on disk gives none of them again, nor one before them.
+        """
+        return self.last_seq // 1_000 + 1 if self.last_seq else 0
 
 
 class Ledger(Generic[T]):
@@ -120,6 +130,7 @@ class Ledger(Generic[T]):
         self._entropy = entropy
         self._sequence = sequence or itertools.count(1).__next__
         self.outbox = Outboxes(policies)
+        self.fetched: dict[int, Event] = {}
         self._cache: OrderedDict[Identity, Entry] = OrderedDict()
         self._cache_bytes = 0
         self._cache_bytes_max = cache_bytes_max
@@ -144,6 +155,7 @@ class Ledger(Generic[T]):
         self._now = now
         self._work = Work()
         self._purged = False
+        self.fetched = {}
 
     def absorb(self, loaded: Mapping[Identity, Entry]) -> None:
         """Take in what was found on disk of ``missing``."""
@@ -312,10 +324,14 @@ class Ledger(Generic[T]):
         """As ``_fresh``, for what enters the outbox or leaves it to be delivered."""
         identity = command.identity
         room = self._census.total((identity.tenant, identity.namespace)) < policy.records_max
-        seq = self._sequence() if type(command) is Dispatch and self.outbox.has_room else 0
+        seq = self._next_seq() if type(command) is Dispatch and self.outbox.has_room else 0
         return Fresh(self.last_token + 1, self._entropy(), room, seq)
 
     # ----------------------------------------------------------------------------------------------------- the outbox
+
+    def _next_seq(self) -> int:
+        self._work.last_seq = self._sequence()
+        return self._work.last_seq
 
     def new_intent(self, entry_id: int) -> Intent | None:
         """The intent of an entry that this batch made."""
@@ -339,6 +355,13 @@ class Ledger(Generic[T]):
             return None
         return decision.entry
 
+    def lapse(self, item: Item, holder: str) -> None:
+        """Let an attempt lapse whose relay is gone, if it is in memory."""
+        if item.identity is None or item.identity not in self._cache:
+            return
+        if self._decide(Lapse(item.identity, holder)).changed and self._wait_count:
+            self._settle(item.identity)
+
     def _keep_beside(self, command: Dispatch | Commit, decision: Decision) -> None:
         """The intent of a dispatch, or the events of a commit, enter the outbox with what was decided."""
         entry = decision.entry
@@ -351,23 +374,28 @@ class Ledger(Generic[T]):
             for number, content in enumerate(command.events, 1):
                 operation_id = entry.record.operation_id
                 name = f"{operation_id}.{number}"
-                event = Event(self._sequence(), entry.identity, name, operation_id, self._now, content)
+                event = Event(self._next_seq(), entry.identity, name, operation_id, self._now, content)
                 self._work.events.append(event)
                 self.outbox.announce(event)
 
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
+        event = self.fetched.get(command.seq)
+        if event is None or event.identity[:2] != command.identity[:2]:
+            # Somebody else's is none: nobody learns that it is there.
+            return Acked(repeated=True)
+        if (event.identity.key, event.id) != (command.identity.key, command.event_id):
+            return Stale(None)
+        # While the outbox is still being read it may be on disk alone.
         item = self.outbox.event(command.identity, command.seq)
         if isinstance(command, AckEvent):
-            if item is None and self.outbox.recalled:
-                return Acked(repeated=True)
+            del self.fetched[command.seq]
             self._work.acked.append(command.seq)
             if item is not None:
                 self.outbox.acknowledge(item)
             return Acked(repeated=False)
-        if item is None:
-            return Acked(repeated=True)
         due_at = max(self._now, command.due_at)
-        self.outbox.put_off(item, due_at)
+        if item is not None:
+            self.outbox.put_off(item, due_at)
         return Nacked(due_at)
 
     def _replace(self, identity: Identity, old: Entry | None, new: Entry | None) -> None:
@@ -395,7 +423,7 @@ class Ledger(Generic[T]):
             return
         if new is None or new.id != old.id:
             self._work.intents.pop(old.id, None)
-        elif not _is_dispatched(new):
+        elif _operation(new) != _operation(old):
             self._work.intents.pop(old.id, None)
             self._work.undelivered.append(old.id)
 
@@ -433,6 +461,11 @@ _NOTHING_FRESH: Final = Fresh(token=0, entropy=0, room=False)
 
 def _is_dispatched(entry: Entry | None) -> bool:
     return entry is not None and entry.record is not None and entry.record.delivery is not None
+
+
+def _operation(entry: Entry) -> str | None:
+    """Of a dispatched record."""
+    return entry.record.operation_id if entry.record is not None and entry.record.delivery is not None else None
 
 
 def _may_wait_for(command: Command, reply: Reply) -> bool:

@@ -123,6 +123,18 @@ def freed(entry: Entry, record: Record, policy: Policy, now: int, ending: Ending
     return entry_with(entry.id, entry.identity, None, tombstone)
 
 
+def is_meant(record: Record, operation_id: str | None) -> bool:
+    """Whether a word about an attempt is about this record: there was an attempt, and it was of that operation.
+
+    Args:
+        operation_id: Of whoever fetched a dispatched operation; None: of a holder, who needs none.
+    """
+    if record.delivery is None:
+        return operation_id is None
+    tried = record.attempt > 0 or record.state is State.COMMITTED
+    return tried and operation_id in (None, record.operation_id)
+
+
 def may_take_over(record: Record, policy: Policy, now: int) -> bool:
     """Whether another caller may go on with what is in doubt; what was dispatched is the relay's business."""
     if record.delivery is not None:

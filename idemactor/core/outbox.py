@@ -25,7 +25,7 @@ HEADS_MAX: Final = 256
 """How many heads of lines are shown at a time."""
 
 _SLACK: Final = 1_024
-"""How many entries of a heap may be out of date before it is made anew."""
+"""How many entries of a heap or a line may be out of date before it is made anew."""
 
 LineKey: TypeAlias = tuple[str, str, Kind, str]
 """(tenant, namespace, kind, order key)"""
@@ -39,11 +39,20 @@ class _Line:
 
     key: str
     items: deque[Item] = field(default_factory=deque)
+    gone: int = 0
+
+    def leave(self) -> None:
+        """One of them is gone. Those behind a head that stays must not pile up once they are."""
+        self.gone += 1
+        if self.gone > _SLACK and 2 * self.gone > len(self.items):
+            self.items = deque(item for item in self.items if not item.gone)
+            self.gone = 0
 
     @property
     def head(self) -> Item | None:
         while self.items and self.items[0].gone:
             self.items.popleft()
+            self.gone -= 1
         return self.items[0] if self.items else None
 
 
@@ -71,6 +80,10 @@ class Item:
     tries: int = 0
     gone: bool = False
     aside_until: int = 0
+
+    def __lt__(self, other: Item) -> bool:
+        """Of no account: two meet in a heap at one time and with one ``seq`` only where one of them is gone."""
+        return False
 
     @property
     def kind(self) -> Kind:
@@ -148,6 +161,7 @@ class Outbox:
         queue, line = item.queue, item.line
         del queue.by_seq[item.seq]
         if line is not None:
+            line.leave()
             head = line.head
             if head is None:
                 del queue.lines[line.key]

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
-from idemactor.core.delivery import Event, Kind
-from idemactor.core.dispatching import due_at
+from idemactor.core.delivery import RELAY, Event, Kind
+from idemactor.core.dispatching import due_at, is_orphan
 from idemactor.core.keys import Identity
 from idemactor.core.limits import OUTBOX_ENTRIES_MAX
 from idemactor.core.outbox import HEADS_MAX, Item, LineKey, Outbox
 from idemactor.core.policy import Policy
 from idemactor.core.queries import OutboxCount, Take, Turn
-from idemactor.core.record import Entry, State
+from idemactor.core.record import Entry, Record, State
 
-US_PER_MS = 1_000
+US_PER_MS: Final = 1_000
+
+HEADS_SHARE: Final = 4
+"""One place of so many is left to heads of lines, where there are any."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,8 @@ class Outboxes:
         self._policies = policies
         self._index = Outbox()
         self._turn = 0
+        self._held: dict[int, tuple[str, str]] = {}
+        self._relays: dict[str, str] = {}
         self.recalled = False
         self.complete_to = 0
         self.moves = Moves()
@@ -94,12 +100,15 @@ class Outboxes:
         state: State,
         lease_expires_at: int | None,
         queued_until: int | None,
+        holder: str | None = None,
     ) -> None:
         """Take in something that the disk has, in order of ``seq``."""
         due = queued_until
         if kind is Kind.INTENT:
             due = due_at(state, lease_expires_at, queued_until, self._policies[namespace])
-        if due is not None or order_key is not None:
+            delivering = state is State.PENDING and lease_expires_at is not None
+            self._note_holder(entry_id, namespace, holder if delivering else None)
+        if _is_waited_for(state, due, order_key):
             self._index.add((tenant, namespace, kind), entry_id, seq, due, order_key)
         self.moves.namespaces.add(namespace)
 
@@ -114,18 +123,32 @@ class Outboxes:
             self._ended(Kind.INTENT, entry.id, namespace)
             return
         record, delivery = entry.record, entry.record.delivery
+        earlier = before.record.delivery if before is not None and before.record is not None else None
+        if earlier is not None and earlier.seq != delivery.seq:
+            # Time had ended the earlier one before anybody came by, and its key was dispatched anew.
+            self._ended(Kind.INTENT, entry.id, namespace)
         if not self._holds(delivery.seq):
             return
         due = due_at(record.state, record.lease_expires_at, delivery.due_at, self._policies[namespace])
-        if due is None and delivery.order_key is None and record.state is State.DOUBTED:
-            # Nothing waits for it, and nobody may come for it.
+        self._note_holder(entry.id, namespace, record.holder if _is_delivering(record) else None)
+        if not _is_waited_for(record.state, due, delivery.order_key):
             self._ended(Kind.INTENT, entry.id, namespace)
             return
         if not self._index.change(Kind.INTENT, entry.id, due):
             key = (entry.identity.tenant, namespace, Kind.INTENT)
             self._index.add(key, entry.id, delivery.seq, due, delivery.order_key, entry.identity)
-        if due is not None:
+        if due is not None and record.lease_expires_at is None:
+            # Whoever claimed it has been told when its lease ends, and needs no ring for that.
             self.moves.namespaces.add(namespace)
+
+    def _note_holder(self, entry_id: int, namespace: str, holder: str | None) -> None:
+        if holder is not None and holder.startswith(RELAY):
+            self._held[entry_id] = (namespace, holder)
+            if holder != self._relays.get(namespace):
+                # The next one that takes is asked to look, whichever it is.
+                self._relays.pop(namespace, None)
+        else:
+            self._held.pop(entry_id, None)
 
     def announce(self, event: Event) -> None:
         """A commit put an event in."""
@@ -155,12 +178,23 @@ class Outboxes:
         self.moves.namespaces.add(item.queue.key[1])
 
     def _ended(self, kind: Kind, entry_id: int, namespace: str) -> None:
+        if kind is Kind.INTENT:
+            self._held.pop(entry_id, None)
         line = self._index.remove(kind, entry_id)
         if line is not None:
             self.moves.lines.append(line)
             self.moves.namespaces.add(namespace)
 
     # ------------------------------------------------------------------------------------------------- who takes what
+
+    def orphans(self, take: Take) -> list[Item]:
+        """What relays were delivering that are gone, where the relay of today takes."""
+        if not take.holder.startswith(RELAY) or self._relays.get(take.namespace) == take.holder:
+            return []
+        self._relays[take.namespace] = take.holder
+        ids = [i for i, (ns, holder) in self._held.items() if ns == take.namespace and is_orphan(holder, take.holder)]
+        found = (self._index.find(Kind.INTENT, entry_id) for entry_id in ids)
+        return [item for item in found if item is not None]
 
     def offer(self, take: Take, now: int) -> Offer:
         """What may be claimed, everybody's in turn where no tenant is named."""
@@ -184,6 +218,9 @@ class Outboxes:
         return (take.tenant,) if take.tenant is not None else self._index.tenants(take.namespace, kind)
 
     def _look(self, offer: Offer, key: tuple[str, str, Kind], now: int, share: int, named: dict[LineKey, int]) -> None:
+        """Look for what may be claimed. Where heads are shown some of the share is left to them, since what has no
+        order may come without end; of a share of one it is every other one."""
+        heads_before, room = len(offer.heads), share
         for item in self._index.due(key, now):
             offer.looked.append(item)
             if item.order_key is None or named.get((*key, item.order_key)) == item.seq:
@@ -192,7 +229,11 @@ class Outboxes:
             elif len(offer.heads) < HEADS_MAX:
                 offer.heads.append(Turn(key[0], key[2], item.order_key, item.seq))
             if share <= 0 or len(offer.heads) >= HEADS_MAX:
-                return
+                break
+        kept_for_heads = max(self._turn % 2, room // HEADS_SHARE) if len(offer.heads) > heads_before else 0
+        while share < kept_for_heads and offer.items and offer.items[-1].order_key is None:
+            offer.items.pop()
+            share += 1
 
     def close(self, offer: Offer) -> None:
         """It is clear what was claimed: the rest may be looked at again."""
@@ -234,8 +275,17 @@ class Outboxes:
         return tuple(OutboxCount(*key, entries, oldest // US_PER_MS) for key, entries, oldest in self._index.counts())
 
 
+def _is_delivering(record: Record) -> bool:
+    return record.state is State.PENDING and record.lease_expires_at is not None
+
+
 def _line(namespace: str, turn: Turn) -> LineKey:
     return (turn.tenant, namespace, turn.kind, turn.order_key)
+
+
+def _is_waited_for(state: State, due: int | None, order_key: str | None) -> bool:
+    """Whether anybody may come for it, has it in hand, or stands behind it: what is only in doubt is nobody's here."""
+    return due is not None or order_key is not None or state is State.PENDING
 
 
 def _open_record(entry: Entry | None) -> Entry | None:

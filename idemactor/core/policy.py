@@ -37,6 +37,15 @@ class OnUnavailable(enum.StrEnum):
     OPEN = "open"
 
 
+class OnFailure(enum.StrEnum):
+    """What a definite failure of a dispatched operation does to its key."""
+
+    FAILED = "failed"
+    """It is committed as failed, with its outcome: repeats are told so."""
+    RELEASE = "release"
+    """The key is free: the caller may dispatch it again."""
+
+
 @dataclass(frozen=True, slots=True)
 class DispatchPolicy:
     """What the state table has to know of a namespace's destination.
@@ -47,12 +56,14 @@ class DispatchPolicy:
             work must.
         horizon_ms: How long after it was accepted an intent is tried at most.
         intent_max_bytes: The largest intent.
+        on_failure: What a definite failure does to the key, whoever delivers.
     """
 
     pushed: bool = False
     recognised: bool = True
     horizon_ms: int = limits.HORIZON_MS_DEFAULT
     intent_max_bytes: int = limits.INTENT_BYTES_DEFAULT
+    on_failure: OnFailure = OnFailure.FAILED
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,8 @@ class Inspected:
         oldest_pending_at: When its oldest pending attempt began, milliseconds since the epoch; None: nothing pends.
         alarm_backlog: Alarms that are overdue.
         waiting: Callers that wait.
+        oldest_in_doubt_at: By tenant and namespace, when the attempt began that is longest in doubt, milliseconds since
+            the epoch; those that have none are left out.
     """
 
     tallies: tuple[tuple[TallyKey, Tally], ...]
@@ -171,6 +173,7 @@ class Inspected:
     alarm_backlog: int
     waiting: int
     outbox: tuple[OutboxCount, ...] = ()
+    oldest_in_doubt_at: tuple[tuple[TallyKey, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

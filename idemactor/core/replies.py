@@ -180,6 +180,11 @@ class NotDue:
 
 
 @slotted
+class Lapsed:
+    """The lease of the attempt is over: nobody knows what became of it."""
+
+
+@slotted
 class Postponed:
     """The operation is tried again at ``due_at``, unless its time is over before."""
 
@@ -295,6 +300,7 @@ Reply = (
     | Dispatched
     | Claimed
     | NotDue
+    | Lapsed
     | Postponed
     | Cancelled
     | Uncancellable

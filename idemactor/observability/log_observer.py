@@ -43,6 +43,11 @@ class LogObserver(Observer):
         # What clients do is theirs, and they may do it often; a bug of ours was logged where it was caught.
         log_event(_log, logging.DEBUG, "connection_failed", door=door, what=type(error).__name__)
 
+    def breaker_changed(self, namespace: str, state: str) -> None:
+        # A probe comes and goes with every pause; that a destination is down, or well again, is for people.
+        level = logging.DEBUG if state == "half_open" else logging.WARNING
+        log_event(_log, level, "destination_breaker", namespace=namespace, state=state)
+
 
 def _failed(event: str, error: BaseException | None, **fields: int) -> None:
     """What a disk refuses is said in words; what nobody foresaw keeps its traceback."""

@@ -6,7 +6,7 @@ What only a shard's file knows comes as ``ShardStanding`` from whoever asked the
 
 from __future__ import annotations
 
-import re
+import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,9 +19,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from idemactor import __version__
 from idemactor.core.queries import Inspected
 from idemactor.core.tally import Tally, TallyKey
 from idemactor.observability.observer import Observer
+from idemactor.observability.words import snake
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 """What ``Metrics.render`` writes: the text format of Prometheus."""
@@ -30,10 +32,6 @@ BATCH_BOUNDS: Final = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0
 SECONDS_BOUNDS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 
 _MS_PER_S: Final = 1_000
-_WORDS: Final = {"Doubted": "in_doubt", "Withdrawn": "released"}
-"""Where the result that callers see is not the reply's name."""
-
-_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,10 @@ class Metrics(Observer, Collector):
         self._closed: Counter[str] = Counter()
         self._failed: Counter[str] = Counter()
         self._gateway: Counter[tuple[str, str, str]] = Counter()
+        self._written: dict[int, float] = {}
+        self._dispatch: Counter[tuple[str, str, str]] = Counter()
+        self._in_flight: dict[str, int] = {}
+        self._breakers: dict[str, str] = {}
         self._rule_changes = 0
         self._overloaded = 0
         self._notifications = 0
@@ -114,6 +116,11 @@ class Metrics(Observer, Collector):
         self._standings, self._now_ms = standings, now_ms
         return generate_latest(self.registry)
 
+    def families(self, standings: Sequence[ShardStanding], now_ms: int) -> list[Metric]:
+        """What ``render`` puts into words, for who has words of their own."""
+        self._standings, self._now_ms = standings, now_ms
+        return list(self.registry.collect())
+
     def counted(self) -> str:
         """The exposition of what this process counted, without how the shards stand."""
         self._standings = None
@@ -125,7 +132,8 @@ class Metrics(Observer, Collector):
         self._results.update(results)
         self._rule_changes += rule_changes
 
-    def batch_written(self, shard: int, commands: int, commit_s: float, sync_s: float) -> None:  # noqa: ARG002
+    def batch_written(self, shard: int, commands: int, commit_s: float, sync_s: float) -> None:
+        self._written[shard] = time.time()
         self._batch_sizes.add(commands)
         self._commit_s.add(commit_s)
         self._sync_s.add(sync_s)
@@ -177,13 +185,25 @@ class Metrics(Observer, Collector):
         self._notifications += 1
 
     def gateway_answered(self, namespace: str, result: str) -> None:
-        self._gateway["answers", namespace, _snake(result)] += 1
+        self._gateway["answers", namespace, snake(result)] += 1
 
     def gateway_settled(self, namespace: str, verdict: str) -> None:
         self._gateway["verdicts", namespace, verdict] += 1
 
     def gateway_unprotected(self, namespace: str) -> None:
         self._gateway["unprotected", namespace, ""] += 1
+
+    def delivered(self, namespace: str, result: str) -> None:
+        self._dispatch["deliveries", namespace, result] += 1
+
+    def deliveries_in_flight(self, namespace: str, count: int) -> None:
+        self._in_flight[namespace] = count
+
+    def breaker_changed(self, namespace: str, state: str) -> None:
+        self._breakers[namespace] = state
+
+    def reconciled(self, namespace: str, result: str) -> None:
+        self._dispatch["reconciled", namespace, result] += 1
 
     # ----------------------------------------------------------------------------------------------- put into words
 
@@ -206,12 +226,18 @@ class Metrics(Observer, Collector):
         yield _labelled("forged", "Requests that are not their sender's, by source.", ("source",), forged)
         yield from self._connections()
         yield from self._of_gateway()
+        yield from self._of_dispatch()
         yield from self._shard_events()
+        written = {shard: round(at, 3) for shard, at in self._written.items()}
+        yield _by_shard("last_write_timestamp_seconds", "When a batch was last written, Unix time.", written)
+        build = GaugeMetricFamily("idemactor_build_info", "Which version runs.", labels=("version",))
+        build.add_metric((__version__,), 1)
+        yield build
         if self._standings is not None:
             yield from standing_families(self._standings, self._now_ms)
 
     def _commands(self) -> Metric:
-        named = [((_snake(command), _snake(result)), n) for (command, result), n in self._results.items()]
+        named = [((snake(command), snake(result)), n) for (command, result), n in self._results.items()]
         return _labelled("commands", "Commands decided and durable.", ("command", "result"), named)
 
     def _connections(self) -> Iterator[Metric]:
@@ -231,6 +257,22 @@ class Metrics(Observer, Collector):
             ]
             yield _labelled(f"gateway_{kind}", help_text, ("namespace", label) if label else ("namespace",), counts)
 
+    def _of_dispatch(self) -> Iterator[Metric]:
+        for kind, help_text in _DISPATCH.items():
+            counts = [((space, word), n) for (k, space, word), n in self._dispatch.items() if k == kind]
+            yield _labelled(kind, help_text, ("namespace", "result"), counts)
+        gauge = GaugeMetricFamily("idemactor_deliveries_in_flight", "Deliveries under way now.", labels=("namespace",))
+        for namespace, count in self._in_flight.items():
+            gauge.add_metric((namespace,), count)
+        yield gauge
+        breakers = GaugeMetricFamily(
+            "idemactor_destination_breaker", "1: the breaker is in this state.", labels=("namespace", "state")
+        )
+        for namespace, present in self._breakers.items():
+            for state in _BREAKER_STATES:
+                breakers.add_metric((namespace, state), float(state == present))
+        yield breakers
+
     def _shard_events(self) -> Iterator[Metric]:
         for event, help_text in _EVENTS.items():
             values = [((str(shard),), n) for (name, shard), n in self._events.items() if name == event]
@@ -242,6 +284,11 @@ _GATEWAY: Final = {
     "verdicts": ("verdict", "Requests that went to an upstream, by what its answer said of the effect."),
     "unprotected": ("", "Requests that went to an upstream while no shard answered."),
 }
+_DISPATCH: Final = {
+    "deliveries": "Attempts to deliver an intent, by how they ended.",
+    "reconciled": "Questions to destinations about operations in doubt, by what came of them.",
+}
+_BREAKER_STATES: Final = ("closed", "open", "half_open")
 _EVENTS: Final = {
     "alarms_swept": "Alarms dealt with.",
     "alarm_failures": "Steps of alarm work that failed.",
@@ -253,13 +300,6 @@ _EVENTS: Final = {
     "evictions": "Times an idle shard left memory.",
     "loads": "Times a shard was read from disk.",
 }
-
-
-def _snake(name: str) -> str:
-    """The word of a command or a reply, as callers see it."""
-    if name in _WORDS:
-        return _WORDS[name]
-    return _CAPITAL.sub("_", name).lower()
 
 
 def _counter(name: str, help_text: str, value: int) -> Metric:
@@ -280,6 +320,7 @@ def standing_families(standings: Sequence[ShardStanding], now_ms: int) -> Iterat
     yield from _shard_gauges(standings)
     yield from _tally_gauges(standings)
     yield _oldest(standings, now_ms)
+    yield _oldest_in_doubt(standings, now_ms)
 
 
 def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:
@@ -293,7 +334,7 @@ def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:
     yield _by_shard("waiting", "Callers that wait for a key.", {n: i.waiting for n, i in inspected.items()})
 
 
-def _by_shard(name: str, help_text: str, values: Mapping[int, int]) -> Metric:
+def _by_shard(name: str, help_text: str, values: Mapping[int, float]) -> Metric:
     family = GaugeMetricFamily(f"idemactor_{name}", help_text, labels=("shard",))
     for shard, value in values.items():
         family.add_metric((str(shard),), float(value))
@@ -337,3 +378,18 @@ def _oldest(standings: Sequence[ShardStanding], now_ms: int) -> Metric:
     return GaugeMetricFamily(
         "idemactor_oldest_pending_age_seconds", "Age of the oldest pending attempt; 0: none.", value=age_s
     )
+
+
+def _oldest_in_doubt(standings: Sequence[ShardStanding], now_ms: int) -> Metric:
+    oldest: dict[TallyKey, int] = {}
+    for standing in standings:
+        for key, at in standing.inspected.oldest_in_doubt_at if standing.inspected else ():
+            oldest[key] = min(at, oldest.get(key, at))
+    family = GaugeMetricFamily(
+        "idemactor_oldest_in_doubt_age_seconds",
+        "Seconds since the attempt began that is longest in doubt; none: nothing is.",
+        labels=("tenant", "namespace"),
+    )
+    for key, at in oldest.items():
+        family.add_metric(key, max(0, now_ms - at) / _MS_PER_S)
+    return family

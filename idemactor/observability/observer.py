@@ -68,6 +68,18 @@ class Observer:
     def gateway_unprotected(self, namespace: str) -> None:
         """The reverse proxy sent a request on though no shard answered, as its namespace wants it."""
 
+    def delivered(self, namespace: str, result: str) -> None:
+        """An attempt of the relay's ended: ``succeeded``, ``failed``, ``postponed``, ``in_doubt``..."""
+
+    def deliveries_in_flight(self, namespace: str, count: int) -> None:
+        """The relay has ``count`` entries under way now."""
+
+    def breaker_changed(self, namespace: str, state: str) -> None:
+        """The destination's breaker is ``closed``, ``open`` or ``half_open`` from now on."""
+
+    def reconciled(self, namespace: str, result: str) -> None:
+        """The destination was asked what became of an operation; ``result`` is what came of that."""
+
 
 class Observers(Observer):
     """Tells several observers, in order."""
@@ -154,6 +166,22 @@ class Observers(Observer):
     def gateway_unprotected(self, namespace: str) -> None:
         for observer in self._observers:
             observer.gateway_unprotected(namespace)
+
+    def delivered(self, namespace: str, result: str) -> None:
+        for observer in self._observers:
+            observer.delivered(namespace, result)
+
+    def deliveries_in_flight(self, namespace: str, count: int) -> None:
+        for observer in self._observers:
+            observer.deliveries_in_flight(namespace, count)
+
+    def breaker_changed(self, namespace: str, state: str) -> None:
+        for observer in self._observers:
+            observer.breaker_changed(namespace, state)
+
+    def reconciled(self, namespace: str, result: str) -> None:
+        for observer in self._observers:
+            observer.reconciled(namespace, result)
 
 
 NOBODY = Observer()

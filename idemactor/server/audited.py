@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
 
-from idemactor.core.commands import Forget, Resolve
+from idemactor.core.commands import Cancel, Forget, Resolve
 from idemactor.observability.audit import Audit
 from idemactor.shard.mailbox import Answer, Envelope, Sink
 from idemactor.wire.refusals import refusal_of
@@ -15,7 +17,7 @@ class _Witness:
     """A sink that sees one command's answer before its own does."""
 
     sink: Sink
-    command: Resolve | Forget
+    command: Resolve | Forget | Cancel
     who: str
     audit: Audit
 
@@ -29,18 +31,23 @@ class _Witness:
         command = self.command
         for _, answer in answers:
             result = told(answer)
-            if isinstance(command, Forget):
-                self.audit.happened(self.who, "forget", result, command.identity, force=command.force or None)
-            else:
-                verdict = command.verdict.value
-                self.audit.happened(self.who, "resolve", result, command.identity, verdict=verdict, token=command.token)
+            note = partial(self.audit.happened, self.who)
+            match command:
+                case Forget():
+                    note("forget", result, command.identity, force=command.force or None)
+                case Cancel():
+                    note("cancel", result, command.identity, operation_id=command.operation_id)
+                case Resolve():
+                    note("resolve", result, command.identity, verdict=command.verdict.value, token=command.token)
+                case _:
+                    assert_never(command)
         self.sink.deliver(answers)
 
 
 def audited(audit: Audit, who: str, envelope: Envelope) -> Envelope:
     """An envelope whose answer is noted, where it is an operator's."""
     command = envelope.command
-    if isinstance(command, Resolve | Forget):
+    if isinstance(command, Resolve | Forget | Cancel):
         envelope.sink = _Witness(envelope.sink, command, who, audit)
     return envelope
 

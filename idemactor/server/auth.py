@@ -77,6 +77,7 @@ class Principal:
         role: What they may do.
         scopes: What they may do where, for every existing namespace that they may use.
         who: The name of their token.
+        sha256: The digest of their token; empty where none is needed.
     """
 
     tenant: str
@@ -84,6 +85,7 @@ class Principal:
     role: Role
     scopes: Mapping[str, Scope] = field(default_factory=dict, compare=False, repr=False)
     who: str = field(default=ANONYMOUS, compare=False)
+    sha256: bytes = field(default=b"", compare=False, repr=False)
 
     @property
     def is_operator(self) -> bool:
@@ -95,6 +97,11 @@ class Principal:
         """Whether ``/metrics`` is open to them."""
         return self.role is not Role.CALLER
 
+    @property
+    def sees_tenants(self) -> str | None:
+        """Whose keys the metrics show them; None: everybody's, for who only reads metrics, or needs no token."""
+        return self.tenant if self.role is Role.OPERATOR and self.sha256 else None
+
 
 class Authenticator:
     """Knows every configured token's digest.
@@ -104,6 +111,9 @@ class Authenticator:
         policies: The namespaces there are.
         resolver: Finds the keys of requests by their sources; None: there are no sources.
         watch: Is told of every call that became a command; None: nobody is.
+
+    Attributes:
+        epoch: How many times the tokens were replaced: whoever keeps a principal looks whether it is still one.
     """
 
     def __init__(
@@ -116,9 +126,24 @@ class Authenticator:
         self._policies = policies
         self._resolver = resolver
         self.watch = watch
+        self.epoch = -1
+        self.replace(entries)
+
+    def replace(self, entries: Iterable[TokenEntry]) -> None:
+        """From now on these are the tokens. Calls that were taken before are carried out all the same."""
+        self.epoch += 1
         self._known = [(bytes(entry.sha256), self._principal_of(entry)) for entry in entries]
         everyone = self._principal(TENANT_DEFAULT, None, Role.OPERATOR, ANONYMOUS)
         self.anonymous: Principal | None = None if self._known else everyone
+
+    def renewed(self, principal: Principal | None) -> Principal | None:
+        """What the bearer of a token that was known is now; None: nobody any more.
+
+        Nothing is guessed here, so that it need not take the same time for all.
+        """
+        if self.anonymous is not None or principal is None:
+            return self.anonymous
+        return next((found for known, found in self._known if known == principal.sha256), None)
 
     def authenticate(self, token: str) -> Principal | None:
         """Whose token this is; None: nobody's. Takes the same time whichever token it is."""
@@ -166,15 +191,17 @@ class Authenticator:
     def _principal_of(self, entry: TokenEntry) -> Principal:
         names = frozenset(entry.namespaces)
         granted = None if ALL_NAMESPACES in names else names
-        return self._principal(entry.tenant, granted, Role(str(entry.role)), entry.name)
+        return self._principal(entry.tenant, granted, Role(str(entry.role)), entry.name, bytes(entry.sha256))
 
-    def _principal(self, tenant: str, namespaces: frozenset[str] | None, role: Role, who: str) -> Principal:
+    def _principal(
+        self, tenant: str, namespaces: frozenset[str] | None, role: Role, who: str, sha256: bytes = b""
+    ) -> Principal:
         scopes = {
             name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver, self.watch, who)
             for name, policy in self._policies.items()
             if role is not Role.METRICS and (namespaces is None or name in namespaces)
         }
-        return Principal(tenant, namespaces, role, scopes, who)
+        return Principal(tenant, namespaces, role, scopes, who, sha256)
 
 
 def unauthenticated() -> RequestError:

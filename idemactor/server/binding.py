@@ -9,7 +9,7 @@ import os
 import socket
 import ssl
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -103,13 +103,17 @@ def server_ssl_context(
     return context
 
 
-def bind_listeners(addresses: Iterable[str], tls: ssl.SSLContext | None = None) -> list[SocketListener]:
+def bind_listeners(
+    addresses: Iterable[str], tls: ssl.SSLContext | None = None, inherited: Mapping[str, socket.socket] | None = None
+) -> list[SocketListener]:
     """Binds every address, in order; if one fails, those already bound are closed again.
 
     Args:
         addresses: ``host:port``, ``[v6]:port`` or ``unix:path``. Port 0 takes any free port; a name stands for its
             first IPv4 address.
         tls: What the connections must speak; None for plain ones.
+        inherited: Sockets by address that listen already, since a service manager made them: they are taken over, and
+            their files are its own.
 
     Raises:
         StartError: An address cannot be bound; the message names it and the way out.
@@ -117,7 +121,8 @@ def bind_listeners(addresses: Iterable[str], tls: ssl.SSLContext | None = None) 
     with contextlib.ExitStack() as undo:
         listeners = []
         for address in addresses:
-            listener = _bind(address, tls)
+            ours = None if inherited is None else inherited.get(address)
+            listener = _bind(address, tls) if ours is None else _adopt(ours, address, tls)
             undo.callback(listener.close)
             listeners.append(listener)
         undo.pop_all()
@@ -139,6 +144,12 @@ def remove_worker_files(addresses: Iterable[str], workers: Iterable[int]) -> Non
     for address, worker in itertools.product(bound, workers):
         with contextlib.suppress(OSError):
             _remove_stale(Path(worker_file(address, worker).removeprefix(_UNIX_PREFIX)))
+
+
+def _adopt(sock: socket.socket, address: str, tls: ssl.SSLContext | None) -> SocketListener:
+    listener = SocketListener(trio.socket.from_stdlib_socket(sock), address, tls)
+    listener.keep_file()
+    return listener
 
 
 def _bind(address: str, tls: ssl.SSLContext | None) -> SocketListener:

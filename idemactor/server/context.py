@@ -13,6 +13,7 @@ from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.shard_map import ALONE, ShardMap
+from idemactor.server.tracing import Tracing
 from idemactor.shard.bell import Bell
 from idemactor.shard.router import Router
 
@@ -34,6 +35,7 @@ class ServerContext:
         lane: Reads for all doors, run by whoever made it; None: each door has and runs its own.
         draining: Set on SIGTERM, before the router closes: ``/readyz`` says so, and new connections are not served.
         sources: The kinds of sender that are known, by name.
+        tracing: Follows calls on their way; None: nobody does.
         bell: Rings when there may be something in an outbox.
         audit: Is told what operators did.
     """
@@ -49,5 +51,6 @@ class ServerContext:
     lane: Lane | None = None
     draining: bool = False
     sources: Mapping[str, Source] = field(default_factory=dict)
+    tracing: Tracing | None = None
     bell: Bell = field(default_factory=Bell)
     audit: Audit = NO_AUDIT

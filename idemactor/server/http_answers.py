@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from idemactor.core.commands import Command
+from idemactor.core.commands import Command, Dispatch
 from idemactor.core.limits import RETRY_AFTER_S_MAX
 from idemactor.core.queries import Query
-from idemactor.core.replies import Reserved
+from idemactor.core.replies import Dispatched, Reserved
 from idemactor.core.values import slotted
 from idemactor.errors import Code, RequestError
 from idemactor.shard.mailbox import Answer
-from idemactor.wire.answers import CREATED, body_of, reserved_json, status_of
+from idemactor.wire.answers import CREATED, TAKEN_ON, body_of, dispatched_json, reserved_json, status_of
 from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code, problem
 from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
 from idemactor.wire.requests import Dialect
@@ -27,7 +27,7 @@ _MS_PER_S: Final = 1_000
 _CHALLENGE: Final = "Bearer"
 """RFC 9110, section 11.6.1: a 401 says how to authenticate. Not where a sender's signature is wrong: no scheme that is
 registered is its, and a bearer token would not help."""
-_ACQUIRING_ENDS: Final = ("/reserve", "/accept", "/authorize", "/verdict")
+_ACQUIRING_ENDS: Final = ("/reserve", "/accept", "/dispatch", "/authorize", "/verdict")
 
 
 @slotted
@@ -49,6 +49,9 @@ def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> 
     """The answer to a call that reached its shard."""
     if type(answer) is Reserved:
         return Told(CREATED, JSON_TYPE, reserved_json(answer))
+    if type(answer) is Dispatched and type(command) is Dispatch:
+        place = f"/v1/{command.identity.namespace}/operations/{answer.operation_id}"
+        return Told(TAKEN_ON, JSON_TYPE, dispatched_json(answer), (("Location", place),))
     members = body_of(answer, command, operator=is_operator, dialect=Dialect.JSON)
     status = status_of(answer, command)
     refusal = refusal_of(answer)
@@ -77,7 +80,7 @@ def problem_told(
     retry_s: int | None = None,
     title: str | None = None,
 ) -> Told:
-    """A refusal; one of a reserve or an accept, as ``path`` has it, also says that its caller may not go on."""
+    """A refusal; one of a call that asks whether to go on, as ``path`` has it, also says that its caller may not."""
     proceed = {"proceed": False} if path.endswith(_ACQUIRING_ENDS) else {}
     body = problem(status, code, detail, title=title, members={**members, **proceed})
     headers = _retry_after(retry_s)

@@ -14,18 +14,21 @@ from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
-from idemactor.core.commands import Reserve
+from idemactor.core.commands import Command
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
-from idemactor.server import http_authorize, operations
+from idemactor.server import dispatching, http_authorize, operations
 from idemactor.server.auth import Principal, forbidden
 from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
 from idemactor.server.http_shared import DOOR
+from idemactor.server.tracing import TRACE_FIELDS, Tracing
+from idemactor.shard.mailbox import waits
 from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
+from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, path_members, poll_from
 from idemactor.wire.requests import COMMAND_OPS, Dialect, Scope, command_from
 
 WITHOUT_LENGTH: Final = frozenset({204, 304})
@@ -59,6 +62,10 @@ def build_app(context: ServerContext) -> QuartTrio:
     views = _Views(context)
     for op in sorted(COMMAND_OPS):
         _route(app, "POST", f"/v1/<namespace>/{op}", partial(views.command, op))
+    _route(app, "GET", "/v1/<namespace>/operations/<operation_id>", views.operation)
+    _route(app, "DELETE", "/v1/<namespace>/operations/<operation_id>", views.cancel)
+    for name, view in (("poll", views.poll), ("ack", views.ack), ("nack", views.nack)):
+        _route(app, "POST", f"/v1/<namespace>/outbox/{name}", view)
     _route(app, "POST", "/v1/<namespace>/key", views.key)
     _route(app, "POST", "/v1/batch", views.batch)
     _route(app, "GET", "/v1/<namespace>/records", partial(views.listing, "records"))
@@ -73,11 +80,32 @@ def build_app(context: ServerContext) -> QuartTrio:
     _route(app, "GET", "/readyz", views.readyz)
     _route(app, "GET", "/metrics", views.metrics)
     _route(app, "GET", "/openapi.json", views.openapi)
+    if context.tracing is not None:
+        _trace(app, context.tracing)
     app.before_request(_refuse_loose_path)
     app.register_error_handler(RequestError, views.refused)
     app.register_error_handler(HTTPException, views.framework_refused)
     app.register_error_handler(Exception, views.failed)
     return app
+
+
+def _trace(app: QuartTrio, tracing: Tracing) -> None:
+    """Follow every request from where its route is known to where its answer is."""
+
+    async def begin() -> None:
+        rule = request.url_rule.rule if request.url_rule is not None else None
+        route = None if rule is None else rule.replace("<", "{").replace(">", "}")
+        fields = {name: values[0] for name in TRACE_FIELDS if len(values := request.headers.getlist(name)) == 1}
+        _current().traced = tracing.http(request.method, route, request.path, fields, tracing.now_ns())
+
+    async def end(response: Response) -> Response:
+        traced = _current().traced
+        if traced is not None:
+            traced.ended(response.status_code)
+        return response
+
+    app.before_request(begin)
+    app.after_request(end)
 
 
 async def _refuse_loose_path() -> None:
@@ -123,8 +151,13 @@ class _Views:
         members = await read_members(request, op)
         key = header_key(request.headers)
         command = command_from(op, members, scope, Dialect.JSON, header_key=key)
-        _current().waits = isinstance(command, Reserve) and command.wait_ms > 0
-        [answer] = await operations.carry_out(self._context, [command], _current().handed_over, scope.who)
+        return await self._carried_out(command, scope)
+
+    async def _carried_out(self, command: Command, scope: Scope) -> Response:
+        current = _current()
+        current.waits = waits(command)
+        asked = operations.Asked(scope.who, current.traced)
+        [answer] = await operations.carry_out(self._context, [command], current.handed_over, asked)
         return _response(answered(answer, command, is_operator=scope.operator))
 
     async def batch(self) -> Response:
@@ -135,7 +168,8 @@ class _Views:
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
-        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over)
+        asked = operations.Asked(batch.who, _current().traced)
+        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, asked)
         return _response(told(batch.body(answers)))
 
     async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:
@@ -151,6 +185,41 @@ class _Views:
         for name, value in answer.headers:
             response.headers.add(name, value)
         return response
+
+    # ------------------------------------------------------------------------------------------------------- dispatch
+
+    async def operation(self, namespace: str, operation_id: str) -> Response:
+        scope = self._scope(namespace, "operation")
+        asked = operation_from(path_members(operation_id, request.args.items(multi=True)), Dialect.JSON)
+        _current().waits = asked[1] > 0
+        # Looking changes nothing that could be lost.
+        _current().handed_over.set()
+        answer, command = await dispatching.operation(self._context, scope, *asked)
+        return _response(answered(answer, command, is_operator=scope.operator))
+
+    async def cancel(self, namespace: str, operation_id: str) -> Response:
+        scope = self._scope(namespace, "cancel")
+        operation_id = cancel_from(path_members(operation_id, request.args.items(multi=True)), Dialect.JSON)
+        answer, command = await dispatching.cancel(self._context, scope, operation_id, _current().handed_over)
+        return _response(answered(answer, command, is_operator=scope.operator))
+
+    async def poll(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "outbox.poll")
+        asked = poll_from(await read_members(request, "poll"), Dialect.JSON)
+        # What was taken by somebody who has left is shown again: there is nothing to see to.
+        _current().waits = asked.wait_ms > 0
+        _current().handed_over.set()
+        return _response(told(await dispatching.poll(self._context, scope, asked, Dialect.JSON)))
+
+    async def ack(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "outbox.ack")
+        members = await read_members(request, "ack")
+        return await self._carried_out(ack_from(members, scope, Dialect.JSON), scope)
+
+    async def nack(self, namespace: str) -> Response:
+        scope = self._scope(namespace, "outbox.nack")
+        members = await read_members(request, "nack")
+        return await self._carried_out(nack_from(members, scope, Dialect.JSON, self._context.now_ms()), scope)
 
     # ------------------------------------------------------------------------------------------------------ questions
 
@@ -197,9 +266,10 @@ class _Views:
         return _response(told({"status": "ready"}))
 
     async def metrics(self) -> Response:
-        if not self._principal().may_read_metrics:
+        principal = self._principal()
+        if not principal.may_read_metrics:
             raise forbidden("this token does not read metrics")
-        return Response(await operations.exposition(self._context), content_type=METRICS_TYPE)
+        return Response(await operations.exposition(self._context, principal), content_type=METRICS_TYPE)
 
     async def openapi(self) -> Response:
         return _response(told(self._document))

@@ -25,7 +25,9 @@ from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
 from idemactor.server.parting import part
 from idemactor.server.sinks import Replies
+from idemactor.server.tracing import Request, parent_of
 from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.tracing import traced
 from idemactor.wire.http_head import END, HEAD_BYTES_MAX, Head, Heads
 from idemactor.wire.requests import Dialect, command_from
 
@@ -68,13 +70,17 @@ class FastConnection:
 
     Attributes:
         closed: Set once the client was seen to leave: no call of its that waits is granted any more.
+        whose: The tenant of the latest request.
     """
 
     def __init__(
         self, context: ServerContext, limits: FastLimits, lane: Lane, heads: Heads, stream: trio.SocketStream
     ) -> None:
         self.closed = False
+        self.whose = ""
         self._context = context
+        self._tracing = context.tracing
+        self._request: Request | None = None
         self._limits = limits
         self._lane = lane
         self._heads = heads
@@ -230,7 +236,8 @@ class FastConnection:
         if end < 0:
             return self._wait_for_the_rest() if len(unread) <= HEAD_BYTES_MAX else self._not_ours()
         start = end + len(END)
-        head = self._heads.parse(bytes(unread[:start]))
+        raw = bytes(unread[:start])
+        head = self._heads.parse(raw)
         if head is None:
             return self._not_ours()
         stop = start + head.length
@@ -240,6 +247,9 @@ class FastConnection:
         del unread[:stop]
         self._whole_by = math.inf
         self._busy = True
+        if self._tracing is not None:
+            route = f"/v1/{{namespace}}/{head.op}" if head.namespace else head.path
+            self._request = self._tracing.http("POST", route, head.path, parent_of(raw), self._tracing.now_ns())
         self._serve(head, body)
         return True
 
@@ -256,6 +266,7 @@ class FastConnection:
     def _serve(self, head: Head, body: bytes) -> None:
         try:
             principal = self._context.authenticator.from_header(head.authorization)
+            self.whose = principal.tenant
             if head.op == "batch":
                 self._batch(operations.Batch.read(self._context, principal, _batch_members(head, body), Dialect.JSON))
                 return
@@ -266,7 +277,10 @@ class FastConnection:
             self._context.observer.refused(DOOR, error.code)
             self._respond(refused(error, head.path))
             return
-        self._lane.route([Envelope(command, self, _Tag(command, scope.operator))])
+        envelope = Envelope(command, self, _Tag(command, scope.operator))
+        if self._request is not None:
+            envelope = traced(envelope, self._request.command(command))
+        self._lane.route([envelope])
 
     def _batch(self, batch: operations.Batch) -> None:
         for error in batch.errors:
@@ -274,7 +288,7 @@ class FastConnection:
         commands = batch.commands
         replies = Replies(len(commands), lambda: self._answer(lambda: told(batch.body(replies.answers))))
         if commands:
-            self._lane.route(batch.envelopes(replies))
+            self._lane.route(batch.envelopes(self._context, replies, self._request))
         else:
             self._respond(told(batch.body([])))
 
@@ -297,6 +311,9 @@ class FastConnection:
     def _respond(self, answer: Told) -> None:
         self._busy = False
         self._used_at = trio.current_time()
+        if self._request is not None:
+            request, self._request = self._request, None
+            request.ended(answer.status)
         self._outbox.put(response(answer, closing=self._draining))
         self._go_on()
 

@@ -16,6 +16,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from idemactor.core.limits import BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server.http_shared import HANGING_UP_MS
+from idemactor.server.tracing import Request as Traced
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 from idemactor.wire.media import is_json
 from idemactor.wire.strict_json import InvalidJSON, parse
@@ -23,7 +24,7 @@ from idemactor.wire.strict_json import InvalidJSON, parse
 KEY_HEADER: Final = "Idempotency-Key"
 
 _MS_PER_S: Final = 1_000
-_OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve"})
+_OUTCOME_OPS: Final = frozenset({"commit", "accept", "resolve", "dispatch", "ack", "nack"})
 
 
 class HttpRequest(TrioRequest):
@@ -34,6 +35,7 @@ class HttpRequest(TrioRequest):
         waits: Whether it may wait for its key: a client that leaves ends that at once.
         asks: Whether a gateway asks about somebody else's request: where it left, its answer was no, and a key that is
             accepted all the same is lost.
+        traced: Its trace; None: nobody follows it.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -41,6 +43,7 @@ class HttpRequest(TrioRequest):
         self.handed_over = trio.Event()
         self.waits = False
         self.asks = self.path.endswith("/authorize")
+        self.traced: Traced | None = None
 
 
 class HttpExchange(TrioASGIHTTPConnection):

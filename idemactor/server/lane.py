@@ -19,14 +19,18 @@ import trio
 
 from idemactor.shard.mailbox import Envelope
 
-READ_BYTES: Final = 65_536
-"""The most that is read from one connection at one look."""
+READ_BYTES: Final = 16_384
+"""The most that is read from one connection before the next has its turn: some hundred small calls."""
 
-LOOK_EVENTS: Final = 64
-"""How many connections are read before the clock is looked at; who is ready and not among them comes first then."""
+LOOK_EVENTS: Final = 1_024
+"""How many connections that are ready are told of at a time; those that are not among them come first then."""
 
-LOOK_MS_MAX: Final = 10
+LOOK_MS_MAX: Final = 5
 """When a look ends though more could be read, milliseconds: shards and other tasks have their turn too."""
+
+REST: Final = 4
+"""How many times as long as a look the lane rests after one that brought more than the shards have room for: what is
+read then is only refused, and those that were taken before are to be carried out meanwhile."""
 
 _MS_PER_S: Final = 1_000
 
@@ -35,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 class Reader(Protocol):
     """A connection that the lane reads for. Its methods must neither block nor raise."""
+
+    @property
+    def whose(self) -> str:
+        """The tenant that it spoke for last; empty where nobody knows yet. Tenants take turns."""
 
     def received(self, data: bytes) -> None:
         """Something came."""
@@ -53,12 +61,13 @@ class Lane:
         route: Where commands go, see ``Router.route``; called once for everything that one look brought.
     """
 
-    def __init__(self, route: Callable[[Sequence[Envelope]], None]) -> None:
+    def __init__(self, route: Callable[[Sequence[Envelope]], int]) -> None:
         self._route = route
         self._epoll = select.epoll()
         self._readers: dict[int, Reader] = {}
         self._collected: list[Envelope] = []
         self._looking = False
+        self._ready: dict[str, dict[int, int]] = {}
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled."""
@@ -66,7 +75,9 @@ class Lane:
         try:
             while True:
                 await trio.lowlevel.wait_readable(self._epoll.fileno())
-                self._look()
+                started = time.monotonic()
+                if self._look():
+                    await trio.sleep(REST * (time.monotonic() - started))
         finally:
             # Connections may end later than the lane; there is nothing left for them to leave.
             self._readers.clear()
@@ -95,6 +106,9 @@ class Lane:
         """Read nothing more for the connection; harmless where it was never watched."""
         if self._readers.pop(fd, None) is not None:
             self._epoll.unregister(fd)
+            # The number will be another connection's.
+            for line in self._ready.values():
+                line.pop(fd, None)
 
     def route(self, envelopes: Sequence[Envelope]) -> None:
         """Send commands to their shards, in order, together with all others of the look that is under way."""
@@ -103,27 +117,51 @@ class Lane:
         else:
             self._route(envelopes)
 
-    def _look(self) -> None:
+    def _look(self) -> int:
+        """Read what there is to read, within limits; returns how many commands were refused."""
         self._looking = True
         until = time.monotonic() + LOOK_MS_MAX / _MS_PER_S
-        while True:
-            events = self._epoll.poll(0, LOOK_EVENTS)
-            for fd, event in events:
-                reader = self._readers.get(fd)
-                if reader is None:
-                    continue
-                if event == select.EPOLLRDHUP:
-                    # Told once: the system would report it until everything before it was read.
-                    self._epoll.modify(fd, 0)
-                    reader.left()
-                else:
-                    self._read(fd, reader)
-            if len(events) < LOOK_EVENTS or time.monotonic() >= until:
-                break
+        more = True
+        while more and time.monotonic() < until:
+            more = self._line_up() == LOOK_EVENTS
+            # Whose turn does not come in this look is the first of its tenant in the next.
+            while self._ready and time.monotonic() < until:
+                self._take_turn()
         self._looking = False
         if self._collected:
             collected, self._collected = self._collected, []
-            self._route(collected)
+            return self._route(collected)
+        return 0
+
+    def _line_up(self) -> int:
+        """See who has something to read; returns how many."""
+        events = self._epoll.poll(0, LOOK_EVENTS)
+        for fd, event in events:
+            reader = self._readers.get(fd)
+            if reader is not None:
+                self._ready.setdefault(reader.whose, {})[fd] = event
+        return len(events)
+
+    def _take_turn(self) -> None:
+        """Attend to the first connection of the first tenant, who then is the last one."""
+        tenant = next(iter(self._ready))
+        line = self._ready.pop(tenant)
+        if line:
+            fd = next(iter(line))
+            event = line.pop(fd)
+            self._ready[tenant] = line
+            self._attend(fd, event)
+
+    def _attend(self, fd: int, event: int) -> None:
+        reader = self._readers.get(fd)
+        if reader is None:
+            return
+        if event == select.EPOLLRDHUP:
+            # Told once: the system would report it until everything before it was read.
+            self._epoll.modify(fd, 0)
+            reader.left()
+        else:
+            self._read(fd, reader)
 
     def _read(self, fd: int, reader: Reader) -> None:
         try:

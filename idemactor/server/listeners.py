@@ -39,7 +39,8 @@ __all__ = [
     "server_ssl_context",
 ]
 
-CONNECTIONS_MAX_DEFAULT: Final = 4096
+CONNECTIONS_MAX_DEFAULT: Final = 10_240
+"""Of a door, as far as there are descriptors: an idle connection costs some 40 KB."""
 ACCEPT_BACKOFF_MS: Final = 100
 """How long accepting rests when the process or the machine is out of descriptors or memory."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import trio
@@ -28,13 +28,16 @@ from idemactor.errors import InvalidRequest, RequestError
 from idemactor.observability.merge import merged
 from idemactor.observability.metrics import ShardStanding
 from idemactor.server.audited import audited
-from idemactor.server.auth import ANONYMOUS, Principal, Role, forbidden, unauthenticated
+from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
+from idemactor.server.tracing import Request
 from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, policy_body
 from idemactor.wire.calls import KEY
 from idemactor.wire.fields import text_reader
+from idemactor.wire.intents import out_of_line
 from idemactor.wire.listings import Walk, acknowledge_from, incidents_walk, records_walk
 from idemactor.wire.problems import problem
 from idemactor.wire.refusals import detail_of, refusal_of
@@ -52,7 +55,7 @@ QUESTION_RETRY_MS: Final = 1_000
 """When an operator may ask again that was not answered."""
 
 _MS_PER_S: Final = 1_000
-_ACQUIRING: Final = frozenset({"reserve", "accept"})
+_ACQUIRING: Final = frozenset({"reserve", "accept", "dispatch"})
 
 Members = Mapping[str, object]
 Question = Callable[[], Awaitable[dict[str, object]]]
@@ -62,21 +65,48 @@ Question = Callable[[], Awaitable[dict[str, object]]]
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who gives commands.
+
+    Attributes:
+        who: The name of their token, for the audit log; None: nobody who could do what only operators may.
+        request: What the commands are traced as a part of.
+    """
+
+    who: str | None = None
+    request: Request | None = None
+
+
+NOBODY: Final = Asked()
+
+
 async def carry_out(
-    context: ServerContext, commands: Sequence[Command], handed_over: trio.Event, who: str = ANONYMOUS
+    context: ServerContext, commands: Sequence[Command], handed_over: trio.Event, asked: Asked = NOBODY
 ) -> list[Answer]:
     """Send commands to their shards and wait for all the answers.
 
     Args:
         commands: In order.
         handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
-        who: Gives them, for the audit log.
+        asked: Who gives them.
     """
     replies = Replies(len(commands))
-    envelopes = (Envelope(command, replies, index) for index, command in enumerate(commands))
-    context.router.route([audited(context.audit, who, envelope) for envelope in envelopes])
+    context.router.route(_envelopes(context, commands, replies, asked))
     handed_over.set()
     return await replies.wait()
+
+
+def _envelopes(context: ServerContext, commands: Sequence[Command], replies: Replies, asked: Asked) -> list[Envelope]:
+    """The commands, tagged by their order."""
+    envelopes = [Envelope(command, replies, index) for index, command in enumerate(commands)]
+    if asked.who is not None:
+        envelopes = [audited(context.audit, asked.who, envelope) for envelope in envelopes]
+    if asked.request is None:
+        return envelopes
+    request = asked.request
+    pairs = zip(envelopes, commands, strict=True)
+    return [traced(envelope, request.command(command)) for envelope, command in pairs]
 
 
 def refusal_members(code: str, detail: str, *, field: str | None = None, acquiring: bool) -> dict[str, object]:
@@ -110,6 +140,7 @@ class _Item:
 class Batch:
     """Calls that came together. A convenience and no transaction: each succeeds or fails by itself."""
 
+    who: str | None
     _items: tuple[_Item, ...]
     _dialect: Dialect
 
@@ -132,7 +163,10 @@ class Batch:
             raise InvalidRequest("a batch has ops and nothing else", field=unknown)
         if len(ops) > BATCH_OPS_MAX:
             raise InvalidRequest(f"a batch has at most {BATCH_OPS_MAX} calls", field="ops")
-        return cls(tuple(_read_item(context, principal, op, dialect) for op in ops), dialect)
+        items = [_read_item(context, principal, op, dialect) for op in ops]
+        for place, error in out_of_line([item.command for item in items]).items():
+            items[place] = replace(items[place], command=None, error=error)
+        return cls(principal.who if principal.is_operator else None, tuple(items), dialect)
 
     @property
     def commands(self) -> list[Command]:
@@ -144,9 +178,9 @@ class Batch:
         """What does not."""
         return [item.error for item in self._items if item.error is not None]
 
-    def envelopes(self, replies: Replies) -> list[Envelope]:
-        """The commands, tagged by their order; none of them is an operator's."""
-        return [Envelope(command, replies, index) for index, command in enumerate(self.commands)]
+    def envelopes(self, context: ServerContext, replies: Replies, request: Request | None = None) -> list[Envelope]:
+        """The commands, tagged by their order, and traced as a part of ``request``."""
+        return _envelopes(context, self.commands, replies, Asked(self.who, request))
 
     def body(self, answers: Sequence[Answer]) -> dict[str, object]:
         """The members of the answer; ``answers`` are those of ``commands``, in order."""
@@ -273,17 +307,22 @@ async def _walk(context: ServerContext, walk: Walk) -> dict[str, object]:
     return walk.body()
 
 
+async def ask_shard(context: ServerContext, shard: int, query: Query) -> Answer:
+    """The answer of one shard; ``Unavailable`` where it does not come in ``QUESTION_MS_MAX``."""
+    replies = Replies(1)
+    context.router.ask(shard, Envelope(query, replies, 0))
+    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
+        await replies.wait()
+    return replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
+
+
 async def _ask(context: ServerContext, shard: int, query: Query) -> Answer:
     """The answer of one shard.
 
     Raises:
         RequestError: NOT_FOUND, OVERLOADED, or UNAVAILABLE, also where it does not come in ``QUESTION_MS_MAX``.
     """
-    replies = Replies(1)
-    context.router.ask(shard, Envelope(query, replies, 0))
-    with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
-        await replies.wait()
-    answer = replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
+    answer = await ask_shard(context, shard, query)
     refusal = refusal_of(answer)
     if refusal is not None:
         assert isinstance(answer, NoSuchIncident | Overloaded | Unavailable)
@@ -318,12 +357,22 @@ async def inspect_shards(context: ServerContext) -> list[ShardStanding]:
     ]
 
 
-async def exposition(context: ServerContext) -> bytes:
-    """The metrics: of this process, or of all workers."""
+async def exposition(context: ServerContext, principal: Principal) -> bytes:
+    """The metrics: of this process, or of all workers. A tenant's operator is told of no other tenant's keys."""
     standings = await inspect_shards(context)
+    if principal.sees_tenants is not None:
+        standings = [_of_tenant(standing, principal.sees_tenants) for standing in standings]
     if context.reports is None:
         return context.metrics.render(standings, context.now_ms())
     return merged(await context.reports(), standings, context.now_ms())
+
+
+def _of_tenant(standing: ShardStanding, tenant: str) -> ShardStanding:
+    if standing.inspected is None:
+        return standing
+    tallies = tuple((key, tally) for key, tally in standing.inspected.tallies if key[0] == tenant)
+    outbox = tuple(count for count in standing.inspected.outbox if count.tenant == tenant)
+    return replace(standing, inspected=replace(standing.inspected, tallies=tallies, outbox=outbox))
 
 
 def _inspected(replies: Replies) -> Inspected | None:

@@ -10,20 +10,32 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from idemactor.core.commands import Command, Reserve
-from idemactor.core.replies import Reserved
+import trio
+
+from idemactor.core.commands import Command
+from idemactor.core.replies import Dispatched, Reserved
 from idemactor.errors import Code, InvalidRequest, RequestError
-from idemactor.server import operations
+from idemactor.server import dispatching, operations
 from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
-from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS
-from idemactor.wire.answers import body_of, reserved_body
+from idemactor.shard.tracing import traced
+from idemactor.wire.answers import body_of, dispatched_body, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
+from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, poll_from
 from idemactor.wire.refusals import detail_of, refusal_of
-from idemactor.wire.requests import COMMAND_OPS, OPERATOR_OPS, Dialect, Members, command_from, members_of
+from idemactor.wire.requests import (
+    COMMAND_OPS,
+    OPERATOR_OPS,
+    Dialect,
+    Members,
+    Scope,
+    command_from,
+    members_of,
+)
 
 DOOR: Final = "rpc"
 
@@ -63,14 +75,14 @@ class RpcCalls:
 
     Args:
         context: The server.
-        waiting_max: How many reserves may wait for their key; one more is told ``overloaded``.
+        waiting_max: How many calls may wait; one more is told ``overloaded``.
         link: The connection.
         route: Where commands go.
 
     Attributes:
         closed: Set once the client was seen to leave: no call of its that waits is granted any more.
         in_flight: Requests being worked on, those that wait for their key left out.
-        waiting: Reserves that may be waiting for their key.
+        waiting: Calls that may take a while on purpose: reserves that wait for their key, and others like them.
     """
 
     def __init__(
@@ -80,10 +92,12 @@ class RpcCalls:
         self.in_flight = 0
         self.waiting = 0
         self._context = context
+        self._tracing = context.tracing
         self._waiting_max = waiting_max
         self._link = link
         self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
+        self._epoch = context.authenticator.epoch
         self._writer = FrameWriter()
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
@@ -91,7 +105,20 @@ class RpcCalls:
     @property
     def known(self) -> bool:
         """Whether the client has proved who it is."""
+        self._keep_up()
         return self._principal is not None
+
+    @property
+    def tenant(self) -> str:
+        """Whose keys the client works on; empty where it has not said who it is."""
+        return "" if self._principal is None else self._principal.tenant
+
+    def _keep_up(self) -> None:
+        """Rights last as long as their token does, on connections that are open already, too."""
+        authenticator = self._context.authenticator
+        if self._epoch != authenticator.epoch:
+            self._epoch = authenticator.epoch
+            self._principal = authenticator.renewed(self._principal)
 
     # --------------------------------------------------------------------------------------------------- answers leave
 
@@ -129,6 +156,7 @@ class RpcCalls:
     def take(self, incoming: Sequence[Incoming]) -> None:
         """What one read brought, in order; its commands go to the router together."""
         self._batch = []
+        self._keep_up()
         for one in incoming:
             try:
                 if type(one) is Request and one.method in COMMAND_OPS:
@@ -151,23 +179,39 @@ class RpcCalls:
         call(self, one)
 
     def _command(self, request: Request) -> None:
+        # Where the caller's own trace stands; nobody is refused for saying so to a server that does not trace.
+        parent = request.params.pop("traceparent", None)
+        if self._tracing is None:
+            self._batch.append(self._envelope(request))
+            return
+        try:
+            envelope = self._envelope(request)
+        except RequestError as error:
+            self._tracing.rpc_refused(request.method, text_of(parent), error.code)
+            raise
+        command: Any = envelope.command
+        self._batch.append(traced(envelope, self._tracing.rpc(request.method, text_of(parent), command)))
+
+    def _envelope(self, request: Request) -> Envelope:
         method, params = request.method, request.params
         scope = self._context.authenticator.scope(self._principal, self._namespace(params), method)
         command = command_from(method, params, scope, Dialect.MSGPACK)
-        waits = type(command) is Reserve and command.wait_ms > 0
-        if waits:
-            if self.waiting >= self._waiting_max:
-                self._context.observer.overloaded(1)
-                raise RequestError(
-                    Code.OVERLOADED, "too many reserves wait on this connection", retry_after_ms=OVERLOADED_RETRY_MS
-                )
+        is_waiting = waits(command)
+        self._count(is_waiting)
+        envelope = Envelope(command, self, _Call(request.msgid, command, scope.operator, is_waiting))
+        return envelope if method not in OPERATOR_OPS else audited(self._context.audit, scope.who, envelope)
+
+    def _count(self, is_waiting: bool) -> None:
+        """One more is in flight, or waits."""
+        if not is_waiting:
+            self.in_flight += 1
+        elif self.waiting < self._waiting_max:
             self.waiting += 1
         else:
-            self.in_flight += 1
-        envelope = Envelope(command, self, _Call(request.msgid, command, scope.operator, waits))
-        self._batch.append(
-            envelope if method not in OPERATOR_OPS else audited(self._context.audit, scope.who, envelope)
-        )
+            self._context.observer.overloaded(1)
+            raise RequestError(
+                Code.OVERLOADED, "too many calls wait on this connection", retry_after_ms=OVERLOADED_RETRY_MS
+            )
 
     def _namespace(self, params: dict[str, Any]) -> str:
         """Takes the namespace out of the members, which are then those of the HTTP body."""
@@ -197,13 +241,11 @@ class RpcCalls:
         self._say(request.msgid, result)
 
     def _key(self, request: Request) -> None:
-        namespace = self._namespace(request.params)
-        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        scope = self._scope(request)
         self._say(request.msgid, operations.key(scope, request.params, Dialect.MSGPACK))
 
     def _policy(self, request: Request) -> None:
-        namespace = self._namespace(request.params)
-        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        scope = self._scope(request)
         _refuse_members(request.params)
         self._say(request.msgid, operations.policy(scope))
 
@@ -213,6 +255,7 @@ class RpcCalls:
         self._say(request.msgid, told)
 
     def _batched(self, request: Request) -> None:
+        request.params.pop("traceparent", None)
         batch = operations.Batch.read(self._context, self._principal, request.params, Dialect.MSGPACK)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
@@ -229,26 +272,84 @@ class RpcCalls:
 
         replies = Replies(count, finish)
         self.in_flight += count
-        self._batch.extend(batch.envelopes(replies))
+        self._batch.extend(batch.envelopes(self._context, replies))
         if not count:
             finish()
 
     def _listing(self, request: Request) -> None:
-        namespace = self._namespace(request.params)
-        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        scope = self._scope(request)
         ask = operations.QUESTIONS[request.method](self._context, scope, request.params, Dialect.MSGPACK)
-        self.in_flight += 1
+
+        async def asked() -> Frame:
+            return request.msgid, None, await ask()
+
+        self._spawn(request, asked)
+
+    def _spawn(self, request: Request, work: Callable[[], Awaitable[Frame]], *, is_waiting: bool = False) -> None:
+        """Answer once ``work`` is done, which takes more than one shard, or more than one step."""
+        self._count(is_waiting)
 
         async def answer() -> None:
             try:
-                self._say(request.msgid, await ask())
+                self._said.append(await work())
             except RequestError as error:
                 self._refuse(request.msgid, error)
             self._flush()
-            self.in_flight -= 1
+            if is_waiting:
+                self.waiting -= 1
+            else:
+                self.in_flight -= 1
             self._link.stir()
 
         self._link.spawn(answer)
+
+    # ------------------------------------------------------------------------------------------------------- dispatch
+
+    def _operation(self, request: Request) -> None:
+        scope = self._scope(request)
+        operation_id, wait_ms = operation_from(request.params, Dialect.MSGPACK)
+
+        async def look() -> Frame:
+            answer, command = await dispatching.operation(self._context, scope, operation_id, wait_ms)
+            return _frame(_Call(request.msgid, command, scope.operator, False), answer)
+
+        self._spawn(request, look, is_waiting=wait_ms > 0)
+
+    def _cancel(self, request: Request) -> None:
+        scope = self._scope(request)
+        operation_id = cancel_from(request.params, Dialect.MSGPACK)
+
+        async def take_back() -> Frame:
+            answer, command = await dispatching.cancel(self._context, scope, operation_id, trio.Event())
+            return _frame(_Call(request.msgid, command, scope.operator, False), answer)
+
+        self._spawn(request, take_back)
+
+    def _poll(self, request: Request) -> None:
+        scope = self._scope(request)
+        asked = poll_from(request.params, Dialect.MSGPACK)
+
+        async def fetch() -> Frame:
+            return request.msgid, None, await dispatching.poll(self._context, scope, asked, Dialect.MSGPACK)
+
+        self._spawn(request, fetch, is_waiting=asked.wait_ms > 0)
+
+    def _ack(self, request: Request) -> None:
+        scope = self._scope(request)
+        self._settle(request, ack_from(request.params, scope, Dialect.MSGPACK), scope)
+
+    def _nack(self, request: Request) -> None:
+        scope = self._scope(request)
+        now_ms = self._context.now_ms()
+        self._settle(request, nack_from(request.params, scope, Dialect.MSGPACK, now_ms), scope)
+
+    def _settle(self, request: Request, command: Command, scope: Scope) -> None:
+        self.in_flight += 1
+        self._batch.append(Envelope(command, self, _Call(request.msgid, command, scope.operator, False)))
+
+    def _scope(self, request: Request) -> Scope:
+        namespace = self._namespace(request.params)
+        return self._context.authenticator.scope(self._principal, namespace, request.method)
 
 
 _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
@@ -258,6 +359,11 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
     "policy": RpcCalls._policy,
     "shards": RpcCalls._shards,
     "batch": RpcCalls._batched,
+    "operation": RpcCalls._operation,
+    "cancel": RpcCalls._cancel,
+    "outbox.poll": RpcCalls._poll,
+    "outbox.ack": RpcCalls._ack,
+    "outbox.nack": RpcCalls._nack,
     **dict.fromkeys(operations.QUESTIONS, RpcCalls._listing),
 }
 """What is no command, by method."""
@@ -266,6 +372,8 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
 def _frame(call: _Call, answer: Answer) -> Frame:
     if type(answer) is Reserved:
         return call.msgid, None, reserved_body(answer)
+    if type(answer) is Dispatched:
+        return call.msgid, None, dispatched_body(answer)
     refusal = refusal_of(answer)
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None

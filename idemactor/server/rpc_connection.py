@@ -140,6 +140,11 @@ class RpcConnection:
         finally:
             self._lane.leave(fd)
 
+    @property
+    def whose(self) -> str:
+        """The tenant whose token was shown."""
+        return self._calls.tenant
+
     def received(self, data: bytes) -> None:
         """Something came over the lane."""
         self._take(self._frames.feed(data))

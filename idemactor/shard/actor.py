@@ -54,6 +54,7 @@ from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
+from idemactor.shard.tracing import TurnTrace, TurnTracer
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
 BATCH_COMMANDS_MAX: Final = 1_024
@@ -103,6 +104,7 @@ class _Turn:
     due: list[Identity] = field(default_factory=list)
     work: Work[Envelope] = field(default_factory=Work)
     acknowledged: set[int] = field(default_factory=set)
+    trace: TurnTrace | None = None
     taken: dict[int, Taken] = field(default_factory=dict)
 
 
@@ -122,6 +124,7 @@ class Shard:
         broom: Shared by the shards of a process, see ``broom.py``; None: it sweeps alone.
         bell: Rung for those who wait for the outbox; shared by all shards; None: nobody does.
         sequencer: Gives places in line; shared by the shards of a process; None: it has one of its own.
+        tracer: Is told of the turns; None: nobody traces.
     """
 
     def __init__(
@@ -138,15 +141,18 @@ class Shard:
         broom: Broom | None = None,
         bell: Bell | None = None,
         sequencer: Sequencer | None = None,
+        tracer: TurnTracer | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
+        self.turns = 0
         self._engine = engine
         self._policies = policies
         self._census = census
         self._clock = clock
         self._entropy = entropy
         self._observer = observer
+        self._tracer = tracer
         self._settings = settings
         self._bell = bell or Bell()
         self._sequencer = sequencer or Sequencer(clock.now_us)
@@ -164,8 +170,8 @@ class Shard:
 
     # ------------------------------------------------------------------------------------------------ for the others
 
-    def submit(self, envelopes: Sequence[Envelope]) -> int:
-        """Put commands into the mailbox, in order; returns how many there was room for."""
+    def submit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
+        """Put commands into the mailbox, in order; returns those that there was no room for."""
         return self._mailbox.put(envelopes)
 
     @property
@@ -182,6 +188,10 @@ class Shard:
     def reachable(self) -> bool:
         """Always: it is here."""
         return True
+
+    def ring(self) -> None:
+        """Go round once, though there may be nothing to do: ``turns`` shows that it has."""
+        self._mailbox.ring()
 
     def stop_waiting(self) -> None:
         """Answer everyone who waits, now and from now on, and go on serving."""
@@ -204,6 +214,7 @@ class Shard:
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
                     await self._turn()
                     self._alarms.step_over()
+                    self.turns += 1
                 nursery.cancel_scope.cancel()
         finally:
             self._ledger = None
@@ -252,10 +263,14 @@ class Shard:
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
+        if self._tracer is not None:
+            turn.trace = self._tracer.turn(self.number, turn.envelopes)
+        if not await self._recall(ledger, turn):
+            return
         try:
-            if not ledger.outbox.recalled:
-                await taking.recall(self._engine, ledger, self._sequencer)
             await self._decide(ledger, turn)
+            if turn.trace is not None:
+                turn.trace.decided()
             await self._write(ledger, turn)
             answers = await self._answers(ledger, turn)
         except _Fenced:
@@ -266,6 +281,18 @@ class Shard:
             self._hand_out(answers)
             self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
+
+    async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
+        """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
+        if ledger.outbox.recalled:
+            return True
+        try:
+            await taking.recall(self._engine, ledger, self._sequencer)
+        except Exception as error:  # As with a file that cannot be read.
+            self._quarantine(turn.now, error)
+            self._drop(turn, error)
+            return False
+        return True
 
     # --------------------------------------------------------------------------------------------- one turn, in order
 
@@ -284,6 +311,7 @@ class Shard:
             identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._impatient else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
+        await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))
         if turn.due:
             self._sweep(ledger, turn)
         for envelope, command in commands:
@@ -331,7 +359,7 @@ class Shard:
         """The one write of the turn. Returns only when everything that was decided is durable."""
         work = turn.work = ledger.finish()
         batch = Batch(
-            now_ms=turn.now,
+            now_ms=max(turn.now, work.covers_ms),
             last_token=ledger.last_token,
             puts=list(work.puts.values()),
             deletes=list(work.deletes.values()),
@@ -355,6 +383,8 @@ class Shard:
                 raise _BatchFailed(result.value) from self._engine.last_error
             case _:
                 assert_never(result)
+        if turn.trace is not None:
+            turn.trace.written(len(turn.envelopes), None if batch.empty else self._engine.last_sync_s)
         if not batch.empty:
             seconds = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
@@ -411,7 +441,7 @@ class Shard:
 
     async def _inspect(self, ledger: Ledger[Envelope], now: int) -> Inspected:
         backlog = self._alarms.backlog(now)
-        return await lookups.inspect(self._engine, ledger, backlog)
+        return await lookups.inspect(self._engine, ledger, backlog, now)
 
     def _hand_out(self, answers: Iterable[tuple[Envelope, Answer]]) -> None:
         """Let the answers leave: one delivery for each connection that has any."""
@@ -436,7 +466,7 @@ class Shard:
             self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
                 return
-            if len(ledger.outbox):
+            if len(ledger.outbox) or not ledger.outbox.recalled:
                 self._used_at = turn.now
                 return
             self._asleep = await self._inspect(ledger, turn.now)
@@ -454,6 +484,8 @@ class Shard:
     def _drop(self, turn: _Turn, error: Exception) -> None:
         """Nobody is told that it succeeded, and nothing in memory counts any more."""
         ledger, self._ledger = self._ledger, None
+        if turn.trace is not None:
+            turn.trace.failed(error)
         if ledger is not None:
             self._last_token = ledger.last_token
         if turn.due:

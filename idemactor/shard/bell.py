@@ -72,6 +72,8 @@ class Bell:
         if since is not None and self.count(namespace) != since:
             await trio.lowlevel.checkpoint()
             return
-        event = self._waiting.get(namespace) or self._waiting.setdefault(namespace, trio.Event())
+        event = self._waiting.get(namespace)
+        if event is None:
+            event = self._waiting[namespace] = trio.Event()
         with trio.move_on_after(timeout_s):
             await event.wait()

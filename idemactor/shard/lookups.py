@@ -9,6 +9,7 @@ from typing import TypeVar
 from idemactor.core.ledger import Ledger, Ticket, visible
 from idemactor.core.policy import Policy
 from idemactor.core.queries import IncidentsPage, Inspected, ListIncidents, ListRecords, RecordsPage
+from idemactor.core.tally import TallyKey
 from idemactor.storage.base import Engine, RecordQuery, StateFilter
 
 T = TypeVar("T", bound=Ticket)
@@ -38,8 +39,16 @@ async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
     return IncidentsPage(rows, stored[-1].id if len(stored) == query.limit else None)
 
 
-async def inspect(engine: Engine, ledger: Ledger[T], alarm_backlog: int) -> Inspected:
+async def inspect(engine: Engine, ledger: Ledger[T], alarm_backlog: int, now: int) -> Inspected:
     """How the shard stands."""
     copied = tuple((key, replace(tally)) for key, tally in ledger.tallies.items())
-    oldest_at = await engine.oldest_pending_at()
-    return Inspected(copied, oldest_at, alarm_backlog, ledger.waiting, ledger.outbox.counts())
+    doubted = [key for key, tally in copied if tally.in_doubt > 0]
+    oldest = [(key, at) for key in doubted if (at := await _oldest_in_doubt_at(engine, key, now)) is not None]
+    pending_at = await engine.oldest_pending_at()
+    return Inspected(copied, pending_at, alarm_backlog, ledger.waiting, ledger.outbox.counts(), tuple(oldest))
+
+
+async def _oldest_in_doubt_at(engine: Engine, key: TallyKey, now: int) -> int | None:
+    """When the first attempt began of those that are in doubt, by the order of the keys' first grants."""
+    found = await engine.list_records(RecordQuery(key[0], key[1], now, StateFilter.IN_DOUBT), 0, 1)
+    return next((entry.record.reserved_at for entry in found if entry.record is not None), None)

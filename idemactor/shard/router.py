@@ -7,13 +7,13 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.core.commands import Accept, Reserve
+from idemactor.core.commands import Accept, Dispatch, Reserve
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.outbox import LineKey
 from idemactor.core.queries import Moved, Query, Turn
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
-from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.mailbox import Answer, Envelope, Sink
 
 OVERLOADED_RETRY_MS: Final = 1_000
 """When a caller may try again that found a mailbox full, or the server shutting down."""
@@ -36,8 +36,8 @@ class Place(Protocol):
 
     number: int
 
-    def submit(self, envelopes: Sequence[Envelope]) -> int:
-        """Take commands, in order; returns how many there was room for."""
+    def submit(self, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Take commands, in order; returns those that there was no room for."""
 
     @property
     def queue_depth(self) -> int:
@@ -74,27 +74,29 @@ class Router:
         self._closing = False
         self._settling_only = False
 
-    def route(self, envelopes: Sequence[Envelope]) -> None:
+    def route(self, envelopes: Sequence[Envelope]) -> int:
         """Send commands to their shards, in order. What finds no room is answered ``overloaded`` before this returns.
 
         Commands of one key end up in one mailbox in the order in which they were given. A query goes nowhere by
         itself: see ``ask``.
+
+        Returns:
+            How many found no room.
         """
         if self._closing:
             self._overloaded(envelopes)
-            return
+            return 0
         count = len(self.shards)
         by_shard: dict[int, list[Envelope]] = {}
         for envelope in envelopes:
             command = envelope.command
             assert not isinstance(command, Query)
-            if self._settling_only and isinstance(command, Reserve | Accept):
+            if self._settling_only and isinstance(command, Reserve | Accept | Dispatch):
                 self._overloaded([envelope])
                 continue
             shard = shard_of(identity_hash(command.identity), count)
             by_shard.setdefault(shard, []).append(envelope)
-        for shard, batch in by_shard.items():
-            self._submit(shard, batch)
+        return sum(self._submit(shard, batch) for shard, batch in by_shard.items())
 
     def ask(self, shard: int, envelope: Envelope) -> None:
         """Send a query to one shard."""
@@ -136,12 +138,16 @@ class Router:
                 nursery.start_soon(shard.run, name=f"shard {shard.number}")
             task_status.started()
 
-    def _submit(self, shard: int, batch: list[Envelope]) -> None:
-        taken = self.shards[shard].submit(batch)
-        if taken < len(batch):
-            self._overloaded(batch[taken:])
+    def _submit(self, shard: int, batch: list[Envelope]) -> int:
+        refused = self.shards[shard].submit(batch)
+        if refused:
+            self._overloaded(refused)
+        return len(refused)
 
     def _overloaded(self, envelopes: Sequence[Envelope]) -> None:
         self._observer.overloaded(len(envelopes))
+        by_sink: dict[Sink, list[tuple[object, Answer]]] = {}
         for envelope in envelopes:
-            envelope.sink.deliver([(envelope.tag, Overloaded(OVERLOADED_RETRY_MS))])
+            by_sink.setdefault(envelope.sink, []).append((envelope.tag, Overloaded(OVERLOADED_RETRY_MS)))
+        for sink, answers in by_sink.items():
+            sink.deliver(answers)

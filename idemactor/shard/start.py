@@ -52,6 +52,8 @@ async def open_engines(
     engines: list[tuple[Engine, Opened]] = []
     try:
         for shard in range(directory.shards) if shards is None else shards:
+            # Who is told to stop while it starts hears it between two shards.
+            await trio.lowlevel.checkpoint()
             path = directory.journal_path(shard)
             journal = journals.get(path) or journals.setdefault(path, Journal(JournalFile(path, durability)))
             # Whatever the durability, the file's own is full: the journal lets go of what a shard's file has.

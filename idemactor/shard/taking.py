@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from idemactor.core.clock import Sequencer
+from idemactor.core.commands import AckEvent, Command, NackEvent
 from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.ledger import Ledger, Ticket
 from idemactor.core.limits import POLL_BYTES_MAX
@@ -48,11 +49,23 @@ async def recall(engine: Engine, ledger: Ledger[T], sequencer: Sequencer) -> Non
             row.state,
             row.lease_expires_at,
             row.due_at,
+            row.holder,
         )
     if len(rows) < RECALLED_AT_A_TIME:
         outbox.recalled = True
     else:
         outbox.complete_to = rows[-1].seq
+
+
+async def look_up_fetched(engine: Engine, ledger: Ledger[T], commands: Iterable[Command]) -> None:
+    """Have the events that somebody fetched and speaks of, to see whose they are.
+
+    Raises:
+        StorageError: The disk cannot be read.
+    """
+    seqs = [command.seq for command in commands if type(command) is AckEvent or type(command) is NackEvent]
+    if seqs:
+        ledger.fetched = await engine.load_events(seqs)
 
 
 async def take(engine: Engine, ledger: Ledger[T], query: Take, now: int) -> Taken:
@@ -61,6 +74,11 @@ async def take(engine: Engine, ledger: Ledger[T], query: Take, now: int) -> Take
     Raises:
         StorageError: The disk cannot be read.
     """
+    orphans = ledger.outbox.orphans(query)
+    if orphans:
+        await _bring_in(engine, ledger, orphans)
+        for item in orphans:
+            ledger.lapse(item, query.holder)
     offer = ledger.outbox.offer(query, now)
     intents: list[TakenIntent] = []
     events: list[TakenEvent] = []

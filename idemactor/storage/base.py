@@ -40,7 +40,7 @@ class Batch:
         last_token: The highest token granted so far in this shard.
         puts: Entries to insert or to replace, by id.
         deletes: Entries to remove, by id (their outcomes with them).
-        incidents: New incidents; one that is there already for its token is left as it is.
+        incidents: New incidents; one that is there already for its key and token is left as it is.
         acknowledged: Ids of incidents to remove.
         tallies: The new absolute counts of every tenant and namespace that changed.
         intents: The intents of operations that are new, by the entry's id; one goes with its entry, or by
@@ -100,6 +100,7 @@ class Open:
         state: The record's as it is stored; PENDING for an event.
         lease_expires_at: The record's.
         due_at: The delivery's; ``committed_at`` for an event.
+        holder: The record's; None for an event.
     """
 
     kind: Kind
@@ -111,6 +112,7 @@ class Open:
     state: State
     lease_expires_at: int | None
     due_at: int | None
+    holder: str | None
 
 
 class StateFilter(enum.StrEnum):

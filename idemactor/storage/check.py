@@ -11,7 +11,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -22,19 +22,20 @@ from idemactor.core.keys import Identity, identity_hash, shard_of, worker_of
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import check_sql, journal_file, schema
 from idemactor.storage.checksums import has_checksums, wrong_pages
-from idemactor.storage.directory import (
+from idemactor.storage.directory import explain, lock
+from idemactor.storage.journal_file import Held
+from idemactor.storage.journal_rows import decode
+from idemactor.storage.layout import (
     LOCK_NAME,
     META_NAME,
     Meta,
-    explain,
     journal_name,
-    lock,
     lock_name,
     read_meta,
     shard_name,
+    unfinished,
 )
-from idemactor.storage.journal_file import Held
-from idemactor.storage.journal_rows import decode
+from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import is_sealed
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.wal_frames import damage_behind
@@ -96,18 +97,36 @@ class Report:
         return all(finding.severity is not Severity.ERROR for finding in self.findings)
 
 
-def check_directory(path: Path) -> Report:
+def check_directory(path: Path, progress: Progress = silent) -> Report:
     """Look at every file of a data directory that no server uses.
+
+    Raises:
+        StartError: A server holds it, it is no data directory, or it cannot be read.
+    """
+    with reading_alone(path) as meta:
+        report = check_files(meta.home(path), meta, progress)
+        return replace(report, path=path, findings=(*report.findings, *_unfinished(path, meta)))
+    raise AssertionError("a context swallows nothing")
+
+
+@contextlib.contextmanager
+def reading_alone(path: Path) -> Iterator[Meta]:
+    """While no server can use a data directory, which is left as it is; what ``idemactor.json`` says.
 
     Raises:
         StartError: A server holds it, it is no data directory, or it cannot be read.
     """
     with contextlib.ExitStack() as locks:
         try:
-            return _check(path, locks)
+            _lock_if_there(path / LOCK_NAME, locks)
+            meta = read_meta(path)
+            if meta is None:
+                raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+            for shard in range(meta.shards):
+                _lock_if_there(path / lock_name(shard), locks)
         except OSError as error:
             raise explain(path, error) from error
-    raise AssertionError("an exit stack swallows nothing")
+        yield meta
 
 
 def _bytes_changed(connection: apsw.Connection, path: Path, unless: str = "") -> Iterator[tuple[Severity, str]]:
@@ -123,47 +142,50 @@ def _bytes_changed(connection: apsw.Connection, path: Path, unless: str = "") ->
             named = ", ".join(map(str, wrong[:EXAMPLES_MAX])) + (", ..." if len(wrong) > EXAMPLES_MAX else "")
             yield Severity.ERROR, f"pages whose checksum is wrong: {len(wrong)} ({named})"
     else:
-        yield (
-            Severity.WARNING,
-            "it was made by an earlier release and has no checksums: a changed byte may go unnoticed",
-        )
+        why = "made by an earlier release, or with page_checksums = false"
+        yield Severity.WARNING, f"it has no checksums ({why}): a changed byte may go unnoticed"
     # Once something was read, SQLite knows how much of the WAL it takes for whole.
     frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
     if found := damage_behind(path.with_name(path.name + "-wal"), max(0, frames)):
         yield Severity.ERROR, f"{found}: what was acknowledged after it is lost{unless}"
 
 
-def _check(path: Path, locks: contextlib.ExitStack) -> Report:
-    _lock_if_there(path / LOCK_NAME, locks)
-    meta = read_meta(path)
-    if meta is None:
-        raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+def check_files(home: Path, meta: Meta, progress: Progress = silent) -> Report:
+    """Look at a set of files that nobody uses.
+
+    Args:
+        home: Where they are.
+        meta: What the directory says, or is to say, of them.
+        progress: Is told of every shard.
+    """
     reports: list[ShardReport] = []
     findings: list[Finding] = []
-    journals = {name: _journal(path / name, findings) for name in _journal_names(meta)}
+    journals = {name: _journal(home / name, findings) for name in meta.journals()}
     for shard in range(meta.shards):
-        _lock_if_there(path / lock_name(shard), locks)
+        progress("shards checked", shard, meta.shards)
         try:
             journal = journals[journal_name(worker_of(shard, meta.workers), meta.workers)]
             held = journal.get(shard, Held()) if journal is not None else None
-            checked = _Shard(path / shard_name(shard), shard, meta.shards, held)
+            checked = _Shard(home / shard_name(shard), shard, meta, held)
             report = checked.run()
         except (apsw.Error, StorageError, OSError) as error:
             findings.append(Finding(shard, Severity.ERROR, f"cannot be read: {error}"))
             continue
         findings += checked.findings
         reports.append(report)
-    findings += _strangers(path, meta, journals)
-    return Report(path, tuple(reports), tuple(findings))
+    findings += _strangers(home, meta, journals)
+    return Report(home, tuple(reports), tuple(findings))
 
 
-def _journal_names(meta: Meta) -> list[str]:
-    return [journal_name(worker, meta.workers) for worker in range(meta.workers)]
+def _unfinished(path: Path, meta: Meta) -> Iterator[Finding]:
+    for left in unfinished(path, meta.files):
+        what = f"{left.name} is of a reshard, restore or import that did not come to its end; run it once more"
+        yield Finding(None, Severity.WARNING, what)
 
 
-def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:
+def _strangers(home: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:
     """Batches and files that belong to nobody here."""
-    for worker, name in enumerate(_journal_names(meta)):
+    for worker, name in enumerate(meta.journals()):
         for shard in sorted(journals[name] or {}):
             if shard >= meta.shards:
                 what = f"{name} has batches of shard {shard}, which is none of the {meta.shards} shards"
@@ -172,9 +194,9 @@ def _strangers(path: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held]
                 what = f"{name} has batches of shard {shard}, which is another worker's"
                 yield Finding(None, Severity.ERROR, what)
     known = {shard_name(shard) for shard in range(meta.shards)}
-    for extra in sorted({file.name for file in path.glob("shard-*.db")} - known):
+    for extra in sorted({file.name for file in home.glob("shard-*.db")} - known):
         yield Finding(None, Severity.WARNING, f"{extra} belongs to none of the {meta.shards} shards")
-    for extra in sorted({file.name for file in path.glob("journal*.db")} - journals.keys()):
+    for extra in sorted({file.name for file in home.glob("journal*.db")} - journals.keys()):
         what = f"{extra} is of another number of workers than the {meta.workers} of before, and not needed any more"
         yield Finding(None, Severity.WARNING, what)
 
@@ -232,12 +254,13 @@ def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
 class _Shard:
     """One file's check."""
 
-    def __init__(self, path: Path, shard: int, shards: int, journal: Held | None) -> None:
+    def __init__(self, path: Path, shard: int, meta: Meta, journal: Held | None) -> None:
         self._journal = journal
         self.findings: list[Finding] = []
         self._path = path
         self._number = shard
-        self._shards = shards
+        self._shards = meta.shards
+        self._merged = meta.merged
 
     def run(self) -> ShardReport:
         with open_untouched(self._path) as connection:
@@ -310,7 +333,7 @@ class _Shard:
         return last_token, latest_ms, journal_seq
 
     def _queries(self, connection: apsw.Connection, last_token: int, latest_ms: int) -> None:
-        bindings = {"last_token": last_token, "latest_ms": latest_ms}
+        bindings = {"last_token": last_token, "latest_ms": latest_ms, "merged": self._merged}
         for what, sql in check_sql.IMPOSSIBLE.items():
             ids = [row[0] for row in connection.execute(sql, bindings)]
             self._report_ids(what, ids)

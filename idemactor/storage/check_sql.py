@@ -51,7 +51,7 @@ _ENTRIES: Final = {
         "state < 3 AND (committed_at IS NOT NULL OR expires_at IS NOT NULL OR has_outcome = 1 OR accepted = 1)"
     ),
     "records with an attempt below 1 or a token below their entry's": (
-        "attempt < (has_delivery IS NULL) OR token < id"
+        "attempt < (has_delivery IS NULL) OR token < id AND id > :merged"
     ),
     "records whose token is their tombstone's": "token = tomb_token",
     "records with half a fingerprint": "(fingerprint IS NULL) <> (fingerprint_rule IS NULL)",
@@ -105,6 +105,8 @@ def _without_delivery(table: str) -> str:
     )
 
 
+TWINS: Final = "SELECT max(id) FROM records GROUP BY tenant, namespace, key HAVING count(*) > 1 ORDER BY 1"
+
 IMPOSSIBLE: Final = {
     **{what: f"SELECT id FROM records WHERE {where} ORDER BY id" for what, where in _ENTRIES.items()},
     **{
@@ -127,11 +129,9 @@ IMPOSSIBLE: Final = {
         "SELECT id FROM outcomes WHERE NOT json_valid(headers) OR status NOT BETWEEN 100 AND 599"
         " OR omitted NOT IN (0, 1) ORDER BY id"
     ),
-    "keys that are there twice": (
-        "SELECT max(id) FROM records GROUP BY tenant, namespace, key HAVING count(*) > 1 ORDER BY 1"
-    ),
+    "keys that are there twice": TWINS,
     "tokens that two records have": (
-        "SELECT max(id) FROM records WHERE token IS NOT NULL GROUP BY token HAVING count(*) > 1 ORDER BY 1"
+        "SELECT max(id) FROM records WHERE token > :merged GROUP BY token HAVING count(*) > 1 ORDER BY 1"
     ),
     "incidents with a token above the last one granted": (
         "SELECT id FROM incidents WHERE token > :last_token OR present_token > :last_token ORDER BY id"
@@ -183,3 +183,8 @@ MISSING_TALLIES: Final = (
     " WHERE (tenant, namespace) NOT IN (SELECT tenant, namespace FROM tallies)"
 )
 """What is there and is not counted at all."""
+COUNT_TALLIES: Final = (
+    _COUNTED + "INSERT INTO tallies (tenant, namespace, records, pending, in_doubt, committed, contested, incidents)"
+    " SELECT * FROM counted"
+)
+"""Makes the counts of a file that has none."""

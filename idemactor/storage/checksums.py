@@ -94,6 +94,19 @@ def wrong_pages(path: Path) -> Iterator[int]:
         connection.close()
 
 
+def refuse_damage(path: Path) -> None:
+    """Refuse a file some bytes of which have changed on their own. Nobody in this process may have it open.
+
+    For whoever reads it without the VFS, which would compare each page.
+
+    Raises:
+        OSError: It cannot be read.
+        StorageError: It is damaged, or see ``checked_vfs``.
+    """
+    if has_checksums(path) and (page := next(wrong_pages(path), None)) is not None:
+        raise StorageError(f"{path.name} is damaged: the checksum of page {page} is wrong; go back to a backup")
+
+
 def _is_right(connection: apsw.Connection, page: bytes) -> bool:
     return bool(connection.execute("SELECT verify_checksum(?)", (page,)).get)
 

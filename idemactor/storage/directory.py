@@ -13,12 +13,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import random
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Final
@@ -28,25 +27,32 @@ import apsw
 from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
+from idemactor.storage.checksums import has_checksums
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import create_journal
+from idemactor.storage.layout import (
+    DIRECTORY_MODE,
+    FILE_MODE,
+    LOCK_NAME,
+    META_NAME,
+    SHARDS_MAX,
+    Meta,
+    journal_name,
+    lock_name,
+    read_meta,
+    shard_name,
+    unfinished,
+    write_meta,
+)
 from idemactor.storage.sqlite_create import create_file, holds_nothing, sync_directory
+from idemactor.storage.tokens import leap, token_at
 
-META_NAME: Final = "idemactor.json"
-LOCK_NAME: Final = "LOCK"
-META_FORMAT: Final = 1
-"""The version of the layout of the directory; a newer one is refused."""
-SHARDS_MAX: Final = 1024
-"""The most shards of a directory: each takes three or four file descriptors."""
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
 from the end of SQLite's integers (63 bits)."""
 ORPHANS_MS_MAX: Final = 10_000
 """How long a start waits for the workers of a server that was killed: they die with it, but each in its own time."""
 ORPHANS_POLL_MS: Final = 5
-DIRECTORY_MODE: Final = 0o700
-"""Keys and outcomes are nobody else's business."""
-FILE_MODE: Final = 0o600
 
 _MS_PER_S: Final = 1_000
 _WAYS_OUT: Final = {
@@ -69,33 +75,28 @@ _NETWORK: Final = frozenset(
 """What network file systems answer that cannot lock, or whose server is away."""
 
 
-@dataclass(frozen=True, slots=True)
-class Meta:
-    """What ``idemactor.json`` says.
+class DataDirectory:
+    """A directory that this process owns until it is closed.
 
     Attributes:
+        path: Where it is.
         shards: How many there are.
-        created_ms: When the directory was made, milliseconds since the epoch.
-        workers: How many processes served it last: each has a journal of its own.
+        created_ms: When it was made, milliseconds since the epoch.
+        checksums: Whether the pages of its files have some.
     """
 
-    shards: int
-    created_ms: int
-    workers: int = 1
-
-
-class DataDirectory:
-    """A directory that this process owns until it is closed."""
-
-    def __init__(self, path: Path, meta: Meta, locks: contextlib.ExitStack) -> None:
+    def __init__(self, path: Path, meta: Meta, locks: contextlib.ExitStack, *, checksums: bool) -> None:
         self.path = path
         self.shards = meta.shards
         self.created_ms = meta.created_ms
+        self.checksums = checksums
         self._meta = meta
         self._locks = locks
 
     @classmethod
-    def open(cls, path: Path, shards: int | None = None, *, workers: int = 1) -> DataDirectory:
+    def open(
+        cls, path: Path, shards: int | None = None, *, workers: int = 1, checksums: bool | None = None
+    ) -> DataDirectory:
         """Take a data directory, made anew where there is none.
 
         Args:
@@ -103,6 +104,8 @@ class DataDirectory:
             shards: What the configuration says, None where it says nothing: the directory's own, 4 for a new one.
             workers: How many processes are to serve it. One owns every shard from here on; of several each takes its
                 own, see ``claim``.
+            checksums: What the configuration says, None where it says nothing: as the directory has them, and a new
+                one does.
 
         Raises:
             StartError: It cannot be used; the message says the way out.
@@ -111,7 +114,8 @@ class DataDirectory:
             raise StartError(f"shards is 1 to {SHARDS_MAX}, not {shards}")
         with contextlib.ExitStack() as locks:
             try:
-                meta = _take(path, shards, workers, locks)
+                meta = _take(path, shards, workers, locks, checksums=checksums is not False)
+                has_some = _settle_checksums(path, meta, checksums)
                 if workers == 1:
                     _claim(path, range(meta.shards), locks)
             except OSError as error:
@@ -120,14 +124,24 @@ class DataDirectory:
                 raise explain(path, OSError(errno.ENOSPC, str(error))) from error
             except (apsw.Error, StorageError) as error:
                 raise StartError(f"data directory {path} cannot be used: {error}") from error
-            return cls(path, meta, locks.pop_all())
+            return cls(path, meta, locks.pop_all(), checksums=has_some)
         raise AssertionError("an exit stack swallows nothing")
 
     def engine_path(self, shard: int) -> Path:
         """The database file of a shard, from 0 to ``shards - 1``."""
         if not 0 <= shard < self.shards:
             raise ValueError(f"there is no shard {shard} of {self.shards}")
-        return self.path / shard_name(shard)
+        return self.home / shard_name(shard)
+
+    @property
+    def home(self) -> Path:
+        """Where the files that count are."""
+        return self._meta.home(self.path)
+
+    @property
+    def meta(self) -> Meta:
+        """What ``idemactor.json`` says."""
+        return self._meta
 
     @property
     def workers(self) -> int:
@@ -136,7 +150,7 @@ class DataDirectory:
 
     def journal_path(self, shard: int) -> Path:
         """The database file of the journal of a shard's worker."""
-        return self.path / journal_name(worker_of(shard, self.workers), self.workers)
+        return self.home / journal_name(worker_of(shard, self.workers), self.workers)
 
     def reread(self) -> None:
         """Another process of the same owner may have handed out journals.
@@ -172,15 +186,15 @@ class DataDirectory:
         try:
             for worker in range(workers):
                 own = {shard: end for shard, end in ends.items() if worker_of(shard, workers) == worker}
-                create_journal(self.path / journal_name(worker, workers), own)
+                create_journal(self.home / journal_name(worker, workers), own, checksums=self.checksums)
             self._meta = replace(before, workers=workers)
-            _write_meta(self.path, self._meta)
+            write_meta(self.path, self._meta)
         except OSError as error:
             raise explain(self.path, error) from error
         except apsw.Error as error:
             raise StartError(f"data directory {self.path} cannot be given its journals: {error}") from error
         if before.workers != workers:
-            _remove_journals(self.path, before.workers)
+            _remove_journals(self.home, before.workers)
 
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
@@ -195,21 +209,6 @@ class DataDirectory:
         self.close()
 
 
-def shard_name(shard: int) -> str:
-    """The name of a shard's database file."""
-    return f"shard-{shard:04d}.db"
-
-
-def lock_name(shard: int) -> str:
-    """The name of a shard's lock file."""
-    return f"shard-{shard:04d}.lock"
-
-
-def journal_name(worker: int, workers: int) -> str:
-    """The name of a worker's journal; no two numbers of workers share a name."""
-    return JOURNAL_NAME if workers == 1 else f"journal-{worker}-of-{workers}.db"
-
-
 def _remove_journals(path: Path, workers: int) -> None:
     """Remove those of another number of workers: nothing is in them that the shards' files do not have."""
     for worker in range(workers):
@@ -222,7 +221,7 @@ def _claim(path: Path, shards: Iterable[int], locks: contextlib.ExitStack) -> No
         locks.callback(os.close, take_lock(path / lock_name(shard)))
 
 
-def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack) -> Meta:
+def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack, *, checksums: bool) -> Meta:
     if not path.exists():
         path.mkdir(mode=DIRECTORY_MODE, parents=True)
         sync_directory(path.parent)
@@ -237,25 +236,48 @@ def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitSt
             f" own; set workers to at most {count}"
         )
     if meta is None:
-        meta = _create(path, count)
+        _refuse_unfinished(path)
+        meta = _create(path, count, checksums=checksums)
     if shards is not None and shards != meta.shards:
         raise StartError(
-            f"data directory {path} has {meta.shards} shards and the configuration says {shards}; the number is fixed"
-            f" when a directory is made: set shards = {meta.shards}, leave it out, or name a new directory"
+            f"data directory {path} has {meta.shards} shards and the configuration says {shards}: set shards ="
+            f" {meta.shards}, leave it out, name a new directory, or change the number with `idemactor reshard`"
         )
-    for name in (journal_name(worker, meta.workers) for worker in range(meta.workers)):
-        if not (path / name).is_file():
+    home = meta.home(path)
+    for name in meta.journals():
+        if not (home / name).is_file():
             raise StartError(
                 f"data directory {path} has lost {name}; put it back from a backup: it may hold what the shards'"
                 " files do not have yet"
             )
     for shard in range(meta.shards):
-        if not (path / shard_name(shard)).is_file():
+        if not (home / shard_name(shard)).is_file():
             raise StartError(
                 f"data directory {path} has lost {shard_name(shard)}; put it back from a backup:"
                 " an empty one would forget its keys"
             )
-    return meta
+    return meta if meta.copied_ms is None else _serve_copy(path, meta)
+
+
+def _settle_checksums(path: Path, meta: Meta, wanted: bool | None) -> bool:
+    """Whether the files have checksums, which says how they were made; nobody may have one open."""
+    has_some = has_checksums(meta.home(path) / shard_name(0))
+    if wanted is not None and wanted != has_some:
+        has, says = ("has", "false") if has_some else ("has no", "true")
+        raise StartError(
+            f"data directory {path} {has} checksums in its files and the configuration says page_checksums = {says}:"
+            " leave it out, or make a new directory with it: `idemactor export`, and `idemactor import --config`"
+        )
+    return has_some
+
+
+def _serve_copy(path: Path, meta: Meta) -> Meta:
+    """Nobody has served this copy: no token that the original granted since is granted by it. May be repeated."""
+    files = [meta.home(path) / shard_name(shard) for shard in range(meta.shards)]
+    leap(files, token_at(max(wall_ms(), meta.copied_ms or 0)))
+    served = replace(meta, copied_ms=None)
+    write_meta(path, served)
+    return served
 
 
 def take_lock(path: Path) -> int:
@@ -314,56 +336,30 @@ def _is_gone(pid: str) -> bool:
     return False
 
 
-def read_meta(path: Path) -> Meta | None:
-    """What ``idemactor.json`` says, None where there is none.
-
-    Raises:
-        StartError: It is damaged, or of a newer release.
-        OSError: It cannot be read.
-    """
-    try:
-        text = (path / META_NAME).read_bytes()
-    except FileNotFoundError:
-        return None
-    try:
-        content = json.loads(text)
-        layout, shards, created_ms = content["format"], content["shards"], content["created_ms"]
-        workers = content.get("workers", 1)
-    except (ValueError, TypeError, KeyError):
-        raise StartError(f"{path / META_NAME} is damaged; put it back from a backup") from None
-    if layout != META_FORMAT:
-        raise StartError(
-            f"data directory {path} has format {layout}, this release knows {META_FORMAT};"
-            " start the release that wrote it"
-        )
-    numbers = type(shards) is int and type(created_ms) is int and type(workers) is int
-    if not numbers or not 1 <= workers <= shards <= SHARDS_MAX:
-        raise StartError(f"{path / META_NAME} is damaged; put it back from a backup")
-    return Meta(shards, created_ms, workers)
-
-
-def _create(path: Path, shards: int) -> Meta:
+def _create(path: Path, shards: int, *, checksums: bool) -> Meta:
     """Make the files of a new directory, those of an earlier try that did not come to its end thrown away."""
     _discard_unfinished(path)
-    first_seq = _first_seq()
+    first_seq = new_first_seq()
     for shard in range(shards):
-        create_file(path / shard_name(shard), shard, shards, first_seq)
-    create_journal(path / JOURNAL_NAME, dict.fromkeys(range(shards), first_seq))
-    meta = Meta(shards, time.time_ns() // 1_000_000)
-    _write_meta(path, meta)
+        create_file(path / shard_name(shard), shard, shards, first_seq, checksums=checksums)
+    create_journal(path / JOURNAL_NAME, dict.fromkeys(range(shards), first_seq), checksums=checksums)
+    meta = Meta(shards, wall_ms())
+    write_meta(path, meta)
     return meta
 
 
-def _write_meta(path: Path, meta: Meta) -> None:
-    content = {"format": META_FORMAT, "shards": meta.shards, "created_ms": meta.created_ms}
-    if meta.workers > 1:
-        content["workers"] = meta.workers
-    _write_whole(path / META_NAME, json.dumps(content).encode() + b"\n")
-
-
-def _first_seq() -> int:
+def new_first_seq() -> int:
     """Where the numbers of a directory's batches begin: those of two directories never fit together by accident."""
     return random.SystemRandom().getrandbits(SEQ_BITS)
+
+
+def _refuse_unfinished(path: Path) -> None:
+    """What is being restored here must not be taken for a new directory, which would forget every key."""
+    if unfinished(path, 0):
+        raise StartError(
+            f"data directory {path} is that of a restore or an import that did not come to its end; run it once more,"
+            " or remove the directory to begin with nothing"
+        )
 
 
 def _discard_unfinished(path: Path) -> None:
@@ -379,16 +375,9 @@ def _discard_unfinished(path: Path) -> None:
         file.unlink()
 
 
-def _write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that under its name there is all of it or nothing, whenever the power goes."""
-    scratch = path.with_name(path.name + ".new")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
-    with open(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(descriptor)
-    os.rename(scratch, path)
-    sync_directory(path.parent)
+def wall_ms() -> int:
+    """The wall clock, milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 def explain(path: Path, error: OSError) -> StartError:
@@ -398,3 +387,18 @@ def explain(path: Path, error: OSError) -> StartError:
     else:
         why = _WAYS_OUT.get(error.errno or 0, os.strerror(error.errno or 0))
     return StartError(f"data directory {path} cannot be used: {why} ({error})")
+
+
+@contextlib.contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """What the operating system or SQLite refuses, as a sentence."""
+    try:
+        yield
+    except BrokenPipeError:  # Who reads an export has seen enough.
+        raise
+    except OSError as error:
+        raise explain(Path(error.filename or path), error) from error
+    except apsw.FullError as error:
+        raise StartError(f"the disk is full; free some space and try again ({error})") from error
+    except apsw.Error as error:
+        raise StorageError(f"a file cannot be read or written: {error}") from error

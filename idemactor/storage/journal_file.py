@@ -21,6 +21,7 @@ import apsw
 
 from idemactor.errors import StorageError
 from idemactor.storage.base import CommitResult
+from idemactor.storage.sealing import Keyring, is_sealed, unseal
 from idemactor.storage.sqlite_create import Kind, check_version, create
 from idemactor.storage.sqlite_wal import Durability, WalFile, missing
 
@@ -130,14 +131,29 @@ class Held:
         return lacking
 
 
-def create_journal(path: Path, ends: Mapping[int, int] | None = None) -> None:
+def opened_body(row: Row, keys: Keyring | None) -> bytes:
+    """A batch as it was given to the journal.
+
+    Raises:
+        StorageError: It is sealed, and cannot be opened.
+    """
+    return unseal(keys, row.body, about_batch(row.shard, row.previous)) if is_sealed(row.body) else row.body
+
+
+def about_batch(shard: int, previous: int) -> tuple[str | int, ...]:
+    """What a sealed batch belongs to: its place in the journal."""
+    return ("batch", shard, previous)
+
+
+def create_journal(path: Path, ends: Mapping[int, int] | None = None, *, checksums: bool = True) -> None:
     """Make an empty journal at ``path``, see ``sqlite_create.create``.
 
     Args:
         path: Where.
         ends: By shard, the number of the latest batch that its file includes; the journal's begin behind them all.
+        checksums: Whether its pages have some.
     """
-    create(path, KIND, _INSERT_FIRST, (json.dumps(list((ends or {}).items())),))
+    create(path, KIND, _INSERT_FIRST, (json.dumps(list((ends or {}).items())),), checksums=checksums)
 
 
 def read_all(connection: apsw.Connection) -> dict[int, Held]:
@@ -151,6 +167,16 @@ def read_all(connection: apsw.Connection) -> dict[int, Held]:
         row = Row(*values)
         held.setdefault(row.shard, Held()).rows.append(row)
     return held
+
+
+def read_shard(connection: apsw.Connection, shard: int) -> Held:
+    """What the journal holds of a shard.
+
+    Raises:
+        apsw.Error: It cannot be read.
+    """
+    dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
+    return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
 
 
 class JournalFile(WalFile[int]):
@@ -182,12 +208,7 @@ class JournalFile(WalFile[int]):
         Raises:
             StorageError: The file is broken, or reading it failed.
         """
-
-        def question(connection: apsw.Connection) -> Held:
-            dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
-            return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
-
-        return self.read(question)
+        return self.read(read_shard, shard)
 
     def drop(self, done: Mapping[int, int]) -> None:
         """Drop what the shards' own files hold; a failure leaves it for the next time."""

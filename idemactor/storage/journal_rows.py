@@ -8,7 +8,7 @@ import msgpack
 
 from idemactor.core.record import Entry
 from idemactor.core.tally import Tally
-from idemactor.errors import StorageError
+from idemactor.errors import DAMAGED, StorageError
 from idemactor.storage import rows, schema
 from idemactor.storage.base import Batch
 
@@ -57,7 +57,7 @@ def decode(body: bytes) -> Batch:
         if not _VERSION_OLDEST <= content[0] <= _VERSION:
             raise StorageError(f"the journal holds batches of format {content[0]}; start the release that wrote it")
         return _batch_of(content if content[0] == _VERSION else _brought_up(content))
-    except (ValueError, TypeError, IndexError, msgpack.exceptions.UnpackException) as error:
+    except (*DAMAGED, msgpack.exceptions.UnpackException) as error:
         raise StorageError(f"the journal holds a batch that cannot be read: {error}") from error
 
 

@@ -24,8 +24,9 @@ from idemactor.errors import StorageError
 from idemactor.storage import journal_rows
 from idemactor.storage.base import Batch, CommitResult, Engine, Open, Opened, RecordQuery, StoredIncident
 from idemactor.storage.journal import BODY_BYTES_MAX, Journal
+from idemactor.storage.journal_file import about_batch, opened_body
 from idemactor.storage.overlay import Overlay
-from idemactor.storage.sealing import Keyring, is_sealed, unseal
+from idemactor.storage.sealing import Keyring
 
 WRITE_BEHIND_ROWS: Final = 128
 """How many rows a shard lets come together before its file is written. A row takes 12 to 15 us, so that the loop stands
@@ -114,7 +115,7 @@ class JournaledEngine:
             raise StorageError(f"shard {self._shard}: {error}") from error
         for row in rows:
             # It fits: before one that did not was appended, the file was written.
-            body = unseal(self._keys, row.body, self._about(row.previous)) if is_sealed(row.body) else row.body
+            body = opened_body(row, self._keys)
             self._lay_over(journal_rows.decode(body), len(body))
             self._seq = row.seq
         if rows and await self._write() is not CommitResult.OK:
@@ -164,17 +165,13 @@ class JournaledEngine:
 
     async def _append(self, batch: Batch, body: bytes) -> CommitResult:
         if self._keys is not None:
-            body = self._keys.seal(body, self._about(self._seq))
+            body = self._keys.seal(body, about_batch(self._shard, self._seq))
         result, seq = await self._journal.append(self._shard, self._seq, body)
         self.last_sync_s = self._journal.sync_s
         if result is CommitResult.OK:
             self._lay_over(batch, len(body))
             self._seq = seq
         return result
-
-    def _about(self, previous: int) -> tuple[str | int, ...]:
-        """What a sealed batch belongs to: its place in the journal."""
-        return ("batch", self._shard, previous)
 
     async def _bypass(self, batch: Batch, size: int) -> CommitResult:
         self._lay_over(batch, size)

@@ -81,10 +81,10 @@ class MemoryDisk:
         self.events.update((event.seq, event) for event in batch.events)
         for seq in batch.acked:
             self.events.pop(seq, None)
-        known = {stored.incident.token for stored in self.incidents.values()}
+        known = {(stored.incident.token, stored.incident.identity) for stored in self.incidents.values()}
         for incident in batch.incidents:
-            if incident.token not in known:
-                known.add(incident.token)
+            if (which := (incident.token, incident.identity)) not in known:
+                known.add(which)
                 self.last_incident_id += 1
                 self.incidents[self.last_incident_id] = StoredIncident(self.last_incident_id, incident)
         # After the new ones: what is acknowledged does not come back for its token.
@@ -218,7 +218,17 @@ class MemoryEngine:
         disk = self.disk
         opened = [found for entry in disk.entries.values() if (found := _open(entry)) is not None]
         opened += [
-            Open(Kind.EVENT, e.seq, *e.identity[:2], e.seq, e.content.order_key, State.PENDING, None, e.committed_at)
+            Open(
+                Kind.EVENT,
+                e.seq,
+                *e.identity[:2],
+                e.seq,
+                e.content.order_key,
+                State.PENDING,
+                None,
+                e.committed_at,
+                None,
+            )
             for e in disk.events.values()
         ]
         return opened
@@ -312,6 +322,7 @@ def _open(entry: Entry) -> Open | None:
         record.state,
         record.lease_expires_at,
         delivery.due_at,
+        record.holder,
     )
 
 

@@ -277,8 +277,8 @@ def event_of(row: Row, keys: Keyring | None = None) -> Event:
 
 def open_of(row: Row) -> Open:
     """What is in the outbox by a row of ``schema.SELECT_OUTBOX``."""
-    kind, entry_id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at = row
-    return Open(_KINDS[kind], entry_id, tenant, namespace, seq, order_key, _STATES[state], lease_expires_at, due_at)
+    kind, entry_id, tenant, namespace, seq, order_key, state, *rest = row
+    return Open(_KINDS[kind], entry_id, tenant, namespace, seq, order_key, _STATES[state], *rest)
 
 
 def incident_row(incident: Incident, keys: Keyring | None = None) -> Row:

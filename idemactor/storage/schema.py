@@ -162,13 +162,14 @@ CREATE TABLE incidents (
     namespace TEXT NOT NULL,
     key TEXT NOT NULL,
     operation_id TEXT NOT NULL,
-    token INTEGER NOT NULL UNIQUE,
+    token INTEGER NOT NULL,
     present_token INTEGER,
     at INTEGER NOT NULL,
     status INTEGER,
     headers TEXT,
     body BLOB,
-    omitted INTEGER
+    omitted INTEGER,
+    UNIQUE (token, tenant, namespace, key)
 ) STRICT;
 CREATE INDEX incidents_listings ON incidents (tenant, namespace, id);
 CREATE TABLE tallies (
@@ -227,7 +228,8 @@ ALTER TABLE records ADD COLUMN tomb_ending INTEGER;
 {_ADDED_IN_2}
 UPDATE meta SET format = {FORMAT};
 """
-"""What brings a file of format 1 to the present one; no row is rewritten, and nothing tells it from a new one."""
+"""What brings a file of format 1 to the present one; no row is rewritten, and nothing tells it from a new one but that
+two of its incidents cannot have one token, which they only have where shards were merged into new files."""
 
 
 def _insert(table: str, columns: tuple[str, ...]) -> str:
@@ -269,12 +271,12 @@ _ENTRY: Final = ", ".join(f"records.{name}" for name in ENTRY_COLUMNS)
 _OUTCOME: Final = ", ".join(OUTCOME_COLUMNS)
 _DELIVERY: Final = ", ".join(f"deliveries.{name}" for name in DELIVERY_COLUMNS)
 JOIN_DELIVERY: Final = "LEFT JOIN deliveries ON deliveries.id = records.id AND records.has_delivery = 1"
-_LOADED: Final = (
+SELECT_LOADED: Final = (
     f"SELECT {_ENTRY}, {_DELIVERY}, {_OUTCOME} FROM records"
     f" LEFT JOIN outcomes ON outcomes.id = records.id AND records.has_outcome = 1 {JOIN_DELIVERY}"
 )
-SELECT_BY_HASH: Final = f"{_LOADED} WHERE records.hash = ?"
-SELECT_BY_ID: Final = f"{_LOADED} WHERE records.id = ?"
+SELECT_BY_HASH: Final = f"{SELECT_LOADED} WHERE records.hash = ?"
+SELECT_BY_ID: Final = f"{SELECT_LOADED} WHERE records.id = ?"
 SELECT_LISTING: Final = f"SELECT {_ENTRY}, {_DELIVERY} FROM records"
 SELECT_ALARMS: Final = (
     "SELECT alarm_at, tenant, namespace, key FROM records INDEXED BY records_alarms"
@@ -287,12 +289,13 @@ _INCIDENT_ROW: Final = INCIDENT_COLUMNS + OUTCOME_COLUMNS
 INSERT_INCIDENT: Final = (
     f"INSERT INTO incidents ({', '.join(_INCIDENT_ROW)})"
     f" SELECT {', '.join(f'?{n}' for n in range(1, len(_INCIDENT_ROW) + 1))}"
-    f" WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE token = ?{INCIDENT_COLUMNS.index('token') + 1})"
+    f" WHERE NOT EXISTS (SELECT 1 FROM incidents WHERE token = ?{INCIDENT_COLUMNS.index('token') + 1}"
+    " AND tenant = ?1 AND namespace = ?2 AND key = ?3)"
 )
 DELETE_INCIDENT: Final = "DELETE FROM incidents WHERE id = ?"
-_INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
-SELECT_INCIDENTS: Final = f"{_INCIDENT} WHERE tenant = ? AND namespace = ? AND id > ? ORDER BY id LIMIT ?"
-SELECT_INCIDENT: Final = f"{_INCIDENT} WHERE id = ?"
+SELECT_ANY_INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
+SELECT_INCIDENTS: Final = f"{SELECT_ANY_INCIDENT} WHERE tenant = ? AND namespace = ? AND id > ? ORDER BY id LIMIT ?"
+SELECT_INCIDENT: Final = f"{SELECT_ANY_INCIDENT} WHERE id = ?"
 
 UPSERT_TALLY: Final = _upsert("tallies", ("tenant", "namespace"), ("tenant", "namespace"), TALLY_COLUMNS)
 DELETE_TALLY: Final = "DELETE FROM tallies WHERE tenant = ? AND namespace = ?"
@@ -308,14 +311,14 @@ HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
 # CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
 SELECT_OUTBOX: Final = """
 SELECT * FROM (
-    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at
+    SELECT 0, deliveries.id, tenant, namespace, seq, order_key, state, lease_expires_at, due_at, holder
     FROM deliveries INDEXED BY deliveries_open CROSS JOIN records ON records.id = deliveries.id
     WHERE ending IS NULL AND has_delivery = 1 AND (state <> 2 OR order_key IS NOT NULL) AND seq > ?1
     ORDER BY seq LIMIT ?2
 )
 UNION ALL
 SELECT * FROM (
-    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at FROM events
+    SELECT 1, seq, tenant, namespace, seq, order_key, 0, NULL, committed_at, NULL FROM events
     WHERE seq > ?1 ORDER BY seq LIMIT ?2
 )
 ORDER BY 5 LIMIT ?2

@@ -36,12 +36,12 @@ class Kind:
 SHARD: Final = Kind("a shard's file", schema.APPLICATION_ID, schema.FORMAT, schema.DDL, schema.FORMAT_OLDEST)
 
 
-def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0) -> None:
+def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0, *, checksums: bool = True) -> None:
     """Make an empty shard at ``path``, see ``create``; its journal's numbers begin behind ``journal_seq``."""
-    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards, journal_seq))
+    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards, journal_seq), checksums=checksums)
 
 
-def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] = ()) -> None:
+def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] = (), *, checksums: bool = True) -> None:
     """Make a file with its tables and ``first`` done: whole and on disk under its name, or not there at all.
 
     Raises:
@@ -57,7 +57,8 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
     scratch.unlink(missing_ok=True)
     connection = apsw.Connection(str(scratch), vfs=checked_vfs())
     try:
-        make_room(connection)
+        if checksums:
+            make_room(connection)
         connection.pragma("page_size", PAGE_BYTES)
         connection.pragma("synchronous", "FULL")
         with connection:

@@ -28,6 +28,7 @@ class Place:
         durability: ``full`` survives a power loss, ``process`` a kill.
         vfs: The name of an apsw VFS, None for the one with checksums.
         keys: What callers stored is sealed with them.
+        as_is: Whether it may hold what ``keys`` cannot open: it is only copied.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Place:
     durability: Durability = "full"
     vfs: str | None = None
     keys: Keyring | None = None
+    as_is: bool = False
 
 
 class ShardFile(WalFile[Opened]):
@@ -89,7 +91,7 @@ class ShardFile(WalFile[Opened]):
         super()._settle(connection, recovering)
         # Only now: what is appended to a WAL that never reached the disk is lost with it.
         upgrade(connection)
-        for headers, body in connection.execute(schema.SELECT_SEALED):
+        for headers, body in () if self._place.as_is else connection.execute(schema.SELECT_SEALED):
             try:
                 check_keys(self._place.keys, headers, body)
             except StorageError as error:

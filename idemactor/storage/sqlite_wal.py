@@ -37,7 +37,7 @@ from typing import Concatenate, Final, Generic, Literal, ParamSpec, TypeVar
 
 import apsw
 
-from idemactor.errors import StorageError
+from idemactor.errors import DAMAGED, StorageError
 from idemactor.storage.base import CommitResult
 from idemactor.storage.checksums import checked_vfs, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
@@ -416,6 +416,10 @@ class WalFile(ABC, Generic[S]):
                 raise
             said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be read: {error}"
             raise StorageError(said) from error
+        except DAMAGED as error:
+            # The file as such is whole, as far as SQLite knows: what else stands in it is good.
+            detail = "holds a row that cannot be read; `idemactor check` tells how much is damaged"
+            raise StorageError(f"{self._name} {detail} ({error})") from error
 
 
 def damaged(name: str, what: str) -> str:

@@ -12,6 +12,7 @@ from idemactor.config.model import WORKERS_MAX
 from idemactor.node import tls_of
 from idemactor.server.binding import SocketListener, bind_listeners, remove_worker_files, worker_file
 from idemactor.server.http_guard import ALPN_PROTOCOLS
+from idemactor.server.service_manager import NO_SOCKETS, Inherited
 from idemactor.server.shard_map import ShardMap
 
 
@@ -72,22 +73,28 @@ class Doors:
 
 
 @contextlib.contextmanager
-def bound(config: ServerConfig) -> Iterator[Doors]:
+def bound(config: ServerConfig, sockets: Inherited = NO_SOCKETS) -> Iterator[Doors]:
     """All doors, bound; closed in the end. Nobody asks a certain worker for what it proxies.
+
+    Args:
+        config: The configuration.
+        sockets: Those that listen already.
 
     Raises:
         StartError: An address cannot be bound, or a TLS file not be used.
     """
     workers = config.server.workers
     with contextlib.ExitStack() as undo:
-        http = _bind(config.http, workers, tls_of(config.http, ALPN_PROTOCOLS), undo)
-        rpc = _bind(config.rpc, workers, tls_of(config.rpc), undo)
-        gateway = _bind(config.gateway.door, workers, tls_of(config.gateway.door, ALPN_PROTOCOLS), undo, direct=False)
+        http = _bind(config.http, sockets, workers, tls_of(config.http, ALPN_PROTOCOLS), undo)
+        rpc = _bind(config.rpc, sockets, workers, tls_of(config.rpc), undo)
+        proxied = config.gateway.door
+        gateway = _bind(proxied, sockets, workers, tls_of(proxied, ALPN_PROTOCOLS), undo, direct=False)
         yield Doors(http, rpc, gateway)
 
 
 def _bind(
     section: DoorSection,
+    sockets: Inherited,
     workers: int,
     tls: ssl.SSLContext | None,
     undo: contextlib.ExitStack,
@@ -96,7 +103,7 @@ def _bind(
 ) -> Door:
     door = Door([], [])
     undo.callback(door.close)
-    door.common.extend(bind_listeners(section.bind, tls))
+    door.common.extend(bind_listeners(section.bind, tls, sockets.sockets))
     if direct:
         remove_worker_files(section.bind, range(workers, WORKERS_MAX))
     for worker in range(workers):

@@ -20,18 +20,25 @@ from dataclasses import dataclass, field
 from typing import Final, NoReturn
 
 from idemactor.config import ServerConfig
-from idemactor.node import DRAIN_SECONDS_MAX, ready_line
+from idemactor.config.reload import TokenReloader
+from idemactor.node import audit_of, note_reload, open_directory, ready_line
 from idemactor.observability import logs
-from idemactor.server.stop import STOP_SIGNALS, ignore_from_now_on
+from idemactor.observability.audit import Audit
+from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
+from idemactor.server.stop import SIGNALS, STOP_SIGNALS, Terminal, ignore_from_now_on
 from idemactor.shard.backoff import Backoff
 from idemactor.storage.directory import DataDirectory
+from idemactor.supervisor.bulletin import Bulletin
 from idemactor.supervisor.doors import bound
 from idemactor.supervisor.process import EXIT_FAILED, Child, start_child
-from idemactor.supervisor.work import READY, Epoch, Inheritance, prepare, work
+from idemactor.supervisor.work import BEAT_MS, READY, Epoch, Inheritance, prepare, work
 from idemactor.workers.sockets import bind_sockets, remove_sockets
 
-STOP_SECONDS_MAX: Final = DRAIN_SECONDS_MAX + 5.0
-"""How long workers that were told to stop may take; then they are killed."""
+STOP_SECONDS_MORE: Final = 5.0
+"""How much longer than the time to drain workers that were told to stop may take; then they are killed."""
+
+START_MS_MAX: Final = 600_000
+"""How long a worker may take to be ready, its shards' recovery included; then it is taken for one that hangs."""
 
 STEADY_MS: Final = 10_000
 """A worker that lived for so long is started again at once when it dies; another after a while that doubles."""
@@ -59,12 +66,22 @@ class _Ended(Exception):
         self.code = code
 
 
-def supervise(config: ServerConfig, *, announce: Callable[[str], None]) -> int:
-    """Serve with several workers until SIGTERM, SIGINT or SIGHUP.
+def supervise(
+    config: ServerConfig,
+    *,
+    load: Callable[[], ServerConfig],
+    announce: Callable[[str], None],
+    sockets: Inherited = NO_SOCKETS,
+    manager: ServiceManager = NOBODY,
+) -> int:
+    """Serve with several workers until SIGTERM, SIGINT, or SIGHUP from a terminal that closes.
 
     Args:
         config: A valid configuration.
+        load: Reads it again, for its tokens, at any other SIGHUP. Raises: ConfigError.
         announce: Is given the ready line once every worker answers.
+        sockets: Those that listen already.
+        manager: Is told how it goes.
 
     Returns:
         The exit code.
@@ -73,16 +90,20 @@ def supervise(config: ServerConfig, *, announce: Callable[[str], None]) -> int:
         StartError: The directory or an address cannot be used; what only a child found out, it has said itself.
     """
     logs.configure(config.log.level)
-    workers, server = config.server.workers, config.server
-    with DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory, _signals() as signals:
-        supervisor = _Supervisor(signals)
+    workers = config.server.workers
+    terminal = Terminal()
+    # The signals first: one that comes while the directory is made, or is waited for, is heard afterwards.
+    with _signals() as signals, open_directory(config, workers) as directory:
+        supervisor = _Supervisor(signals, TokenReloader(config, load), audit_of(config), terminal, manager)
         try:
             epoch = supervisor.prepare(config, directory)
             directory.reread()
-            with bound(config) as doors, _sockets(directory, workers) as sockets:
-                given = Inheritance(config, directory, doors, sockets, epoch)
+            with bound(config, sockets) as doors, _sockets(directory, workers) as inner:
+                given = Inheritance(config, directory, doors, inner, epoch, supervisor.bulletin)
                 supervisor.start(given)
-                announce(ready_line(*(door.common for door in doors.all())))
+                line = ready_line(*(door.common for door in doors.all()))
+                announce(line)
+                manager.ready(line)
                 logs.log_event(_log, logging.INFO, "ready", workers=workers)
                 return supervisor.watch(given)
         except _Stopped:
@@ -114,7 +135,7 @@ def _signals() -> Iterator[int]:
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     os.set_blocking(writing, False)
-    handled = (*STOP_SIGNALS, signal.SIGCHLD)
+    handled = (*SIGNALS, signal.SIGCHLD)
     before = {number: signal.signal(number, lambda *_: None) for number in handled}
     old = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
     try:
@@ -136,6 +157,8 @@ class _Worker:
         child: The process; None: it died and is not back yet.
         ready: Whether that process has said that it answers.
         started_ms: When it was started.
+        heard_ms: When it last said anything.
+        hung: It was killed for its silence.
         backoff: How long to wait before the next one.
     """
 
@@ -143,6 +166,8 @@ class _Worker:
     child: Child | None = None
     ready: bool = False
     started_ms: int = 0
+    heard_ms: int = 0
+    hung: bool = False
     backoff: Backoff = field(default_factory=Backoff)
 
 
@@ -151,10 +176,30 @@ class _Supervisor:
 
     Args:
         signals: See ``_signals``.
+        reloader: Reads the tokens anew.
+        audit: Where that is written down.
+        terminal: Where the server was started.
+        manager: Is told how it goes.
+
+    Attributes:
+        bulletin: What all workers are told.
     """
 
-    def __init__(self, signals: int) -> None:
+    def __init__(
+        self,
+        signals: int,
+        reloader: TokenReloader,
+        audit: Audit,
+        terminal: Terminal,
+        manager: ServiceManager = NOBODY,
+    ) -> None:
         self._signals = signals
+        self._reloader = reloader
+        self._audit = audit
+        self._terminal = terminal
+        self._manager = manager
+        self._looked_ms = 0
+        self.bulletin = Bulletin()
         self._children: list[Child] = []
         self._workers: list[_Worker] = []
         self._stopping = False
@@ -191,16 +236,41 @@ class _Supervisor:
                     self._give_up(code)
 
     def watch(self, given: Inheritance) -> int:
-        """Start again what dies, until a signal says to stop, and then stop it all; returns the exit code."""
+        """Start again what dies or hangs, until a signal says to stop, and then stop it all; returns the exit code."""
+        self._looked_ms = _now_ms()
         with contextlib.suppress(_Stopped):
             while True:
-                self._sleep(self._next_start_s())
+                self._sleep(self._next_look_s())
                 for worker in self._workers:
                     self._hear(worker)
                     self._bury(worker)
                     if worker.child is None and worker.backoff.until_ms <= _now_ms():
                         self._start_worker(worker, given)
+                self._look_after(given.config.server.hang_ms)
         return self._stop(given)
+
+    def _look_after(self, hang_ms: int) -> None:
+        """Kill the worker that hangs, so that it can be started anew; tell the watchdog where all is as it should be.
+
+        Its silence is one of whole seconds: a worker beats only when its loop and all its shards have gone round.
+        """
+        now_ms = _now_ms()
+        away_ms = now_ms - self._looked_ms - 2 * BEAT_MS
+        self._looked_ms = now_ms
+        for worker in self._workers:
+            if away_ms > 0:
+                # It was us who were stopped, or starved; the others perhaps as well.
+                worker.heard_ms += away_ms
+            silent_ms = now_ms - worker.heard_ms
+            if worker.child is not None and not worker.hung and silent_ms > (hang_ms if worker.ready else START_MS_MAX):
+                worker.hung = True
+                worker.child.signal(signal.SIGKILL)
+                logs.log_event(
+                    _log, logging.ERROR, "worker_hung", worker=worker.number, pid=worker.child.pid, silent_ms=silent_ms
+                )
+        # One that died comes back through us. One that cannot even be killed is beyond us: then the watchdog ends all.
+        if not any(worker.hung for worker in self._workers):
+            self._manager.alive()
 
     def _give_up(self, code: int) -> NoReturn:
         """A child ended that was needed to go on; where it was told to stop, we may be told as well."""
@@ -211,18 +281,20 @@ class _Supervisor:
 
     def _stop(self, given: Inheritance) -> int:
         logs.log_event(_log, logging.INFO, "draining")
+        self._manager.stopping()
         given.doors.close()
         for child in self._children:
             child.signal(signal.SIGTERM)
         begun = time.monotonic()
-        end, failed = begun + STOP_SECONDS_MAX, False
+        end, failed = begun + given.config.server.drain_ms / _MS_PER_S + STOP_SECONDS_MORE, False
         while self._children and time.monotonic() < end:
             codes = [code for child in list(self._children) if (code := self._reaped(child)) is not None]
             # Who was killed before it was told has failed as a worker; the others have stopped as they should.
             before = time.monotonic() - begun < TOGETHER_SECONDS
             failed |= any(code not in _TOLD and not (before and code < 0) for code in codes)
             if self._children:
-                self._sleep(end - time.monotonic())
+                self._sleep(min(end - time.monotonic(), BEAT_MS / _MS_PER_S))
+                self._manager.alive()
         logs.log_event(_log, logging.INFO, "stopped")
         return EXIT_FAILED if self._children or failed else 0
 
@@ -243,8 +315,8 @@ class _Supervisor:
         return child
 
     def _start_worker(self, worker: _Worker, given: Inheritance) -> None:
-        worker.started_ms = _now_ms()
-        worker.ready = False
+        worker.started_ms = worker.heard_ms = _now_ms()
+        worker.ready = worker.hung = False
         try:
             worker.child = self._start(functools.partial(work, given, worker.number))
         except OSError as error:
@@ -254,7 +326,10 @@ class _Supervisor:
             )
 
     def _hear(self, worker: _Worker) -> None:
-        if worker.child is not None and READY in worker.child.read() and not worker.ready:
+        said = b"" if worker.child is None else worker.child.read()
+        if said:
+            worker.heard_ms = _now_ms()
+        if worker.child is not None and READY in said and not worker.ready:
             worker.ready = True
             logs.log_event(_log, logging.INFO, "worker_ready", worker=worker.number, pid=worker.child.pid)
 
@@ -268,7 +343,7 @@ class _Supervisor:
             wait_ms = 0
         else:
             wait_ms = worker.backoff.fail(now_ms)
-        pid, worker.child = worker.child.pid, None
+        pid, worker.child, worker.hung = worker.child.pid, None, False
         logs.log_event(_log, logging.ERROR, "worker_died", worker=worker.number, pid=pid, exit=code, retry_ms=wait_ms)
 
     def _reaped(self, child: Child) -> int | None:
@@ -282,10 +357,11 @@ class _Supervisor:
 
     # ----------------------------------------------------------------------------------------------------- waiting
 
-    def _next_start_s(self) -> float | None:
-        """How long until a worker is to be started; None: none is."""
+    def _next_look_s(self) -> float:
+        """How long until a worker is to be started, or all are to be looked after."""
+        now_ms = _now_ms()
         due = [worker.backoff.until_ms for worker in self._workers if worker.child is None]
-        return max(0.0, (min(due) - _now_ms()) / _MS_PER_S) if due else None
+        return max(0.0, (min([*due, now_ms + BEAT_MS]) - now_ms) / _MS_PER_S)
 
     def _sleep(self, timeout_s: float | None) -> None:
         """Wait for a signal, a child's news or its end, or for ``timeout_s``.
@@ -297,10 +373,25 @@ class _Supervisor:
         select.select([self._signals, *talking], [], [], timeout_s)
         with contextlib.suppress(BlockingIOError):
             came = os.read(self._signals, _SIGNALS_MAX)
-            if not self._stopping and any(number in came for number in STOP_SIGNALS):
+            if self._stopping:
+                return
+            hung_up = signal.SIGHUP in came
+            if any(number in came for number in STOP_SIGNALS) or (hung_up and self._terminal.closed):
                 self._stopping = True
                 ignore_from_now_on()
                 raise _Stopped
+            if hung_up:
+                self._reload()
+
+    def _reload(self) -> None:
+        """Read the tokens anew, and tell all workers; one that is being started finds them by itself."""
+        tokens = self._reloader.tokens()
+        note_reload(self._audit, tokens)
+        if tokens is not None:
+            self.bulletin.post(tokens)
+            for worker in self._workers:
+                if worker.child is not None:
+                    worker.child.signal(signal.SIGHUP)
 
 
 def _now_ms() -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from idemactor.errors import StartError, messages_of
-from idemactor.server.stop import STOP_SIGNALS
+from idemactor.server.stop import SIGNALS
 
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
@@ -78,7 +78,7 @@ def start_child(work: Callable[[Callable[[bytes], None]], None]) -> Child:
     news, told = os.pipe()
     parent = os.getpid()
     # What tells the copy to stop waits until the copy would: at first it has its parent's handlers, which do nothing.
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         pid = os.fork()
         if pid == 0:
@@ -100,6 +100,7 @@ def _live(work: Callable[[Callable[[bytes], None]], None], told: int, parent: in
     try:
         _die_with(parent)
         _take_signals_anew()
+        os.set_blocking(told, False)
         code = _carry_out(work, lambda data: _tell(told, data))
     except BaseException:
         traceback.print_exc()
@@ -122,8 +123,8 @@ def _carry_out(work: Callable[[Callable[[bytes], None]], None], tell: Callable[[
 
 
 def _tell(descriptor: int, data: bytes) -> None:
-    # A parent that is gone takes this process with it.
-    with contextlib.suppress(BrokenPipeError):
+    # A parent that is gone takes this process with it, and one that was stopped and does not read must not stop it.
+    with contextlib.suppress(BrokenPipeError, BlockingIOError):
         os.write(descriptor, data)
 
 
@@ -140,4 +141,4 @@ def _take_signals_anew() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)

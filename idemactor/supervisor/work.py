@@ -16,29 +16,36 @@ from idemactor.config import ServerConfig
 from idemactor.core.clock import Clock
 from idemactor.core.keys import worker_of
 from idemactor.node import (
-    DRAIN_SECONDS_MAX,
+    Life,
     boottime_s,
     check_settings,
     connections_max,
     first_ms,
     keyring_of,
     make_context,
+    make_office,
     make_proxy,
     make_shards,
+    measured,
     serve_doors,
+    telemetry_of,
 )
 from idemactor.observability import logs
+from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
+from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
+from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import Shard
 from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
+from idemactor.supervisor.bulletin import Bulletin
 from idemactor.supervisor.doors import Doors
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
@@ -47,6 +54,11 @@ from idemactor.workers.remote import RemoteShard
 
 READY: Final = b"r"
 """What a worker sends to the supervisor once it answers."""
+
+BEAT: Final = b"b"
+"""What it sends every ``BEAT_MS`` from then on, while its loop and all its shards turn."""
+
+BEAT_MS: Final = 1_000
 
 _MS_PER_S: Final = 1_000
 
@@ -108,6 +120,7 @@ class Inheritance:
         doors: Where callers come in.
         sockets: Where the other workers come in, by worker.
         epoch: The time.
+        bulletin: The tokens there are now, where they are no longer the configuration's.
     """
 
     config: ServerConfig
@@ -115,10 +128,11 @@ class Inheritance:
     doors: Doors
     sockets: Sequence[socket.socket]
     epoch: Epoch
+    bulletin: Bulletin
 
 
 def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None:
-    """Be a worker until SIGTERM.
+    """Be a worker until SIGTERM. At SIGHUP it looks at the bulletin.
 
     Raises:
         StartError: A shard cannot be opened.
@@ -134,16 +148,28 @@ def work(given: Inheritance, worker: int, tell: Callable[[bytes], None]) -> None
 
 
 async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]) -> None:
+    with told_to_stop() as told, told.starting:
+        await _work_until(told, given, worker, mine, tell)
+
+
+async def _work_until(
+    told: Told, given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]
+) -> None:
     durability: Durability = given.config.server.durability.value
     keys = keyring_of(given.config)
-    async with open_engines(given.directory, durability, mine, keys) as engines:
+    async with (
+        telemetry_of(given.config, worker) as telemetry,
+        open_engines(given.directory, durability, mine, keys) as engines,
+    ):
         metrics, census = Metrics(), SharedCensus()
+        metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
         bell = Bell()
-        shards = make_shards(given.config, dict(zip(mine, engines, strict=True)), clock, observer, census, bell)
+        given_engines = dict(zip(mine, engines, strict=True))
+        shards = make_shards(given.config, given_engines, clock, observer, census, bell, telemetry)
         peers = {
-            number: Peer(worker, number, census, metrics.counted, bell)
+            number: Peer(worker, number, census, metrics.counted, bell, telemetry)
             for number in range(given.config.server.workers)
             if number != worker
         }
@@ -155,13 +181,30 @@ async def _work(given: Inheritance, worker: int, mine: Sequence[int], tell: Call
         context.shard_map = given.doors.shard_map(given.directory.shards, worker)
         context.reports = functools.partial(_reports, worker, metrics, mesh)
         context.lane = lane
-        async with mesh.running():
+        context.tracing = telemetry
+        async with mesh.running(), measured(telemetry, context):
             http, rpc, gateway = (door.of(worker) for door in given.doors.all())
-            proxy = make_proxy(given.config, context)
+            proxy, office = make_proxy(given.config, context), make_office(given.config, context, worker)
             most = connections_max(len(mine), proxy is not None)
-            await serve_doors(
-                context, http, rpc, gateway, proxy, most, lambda _: tell(READY), functools.partial(_wait_for_all, mesh)
+            renew = functools.partial(_renew, given.bulletin, context.authenticator)
+            renew()
+            told.reload_with(renew)
+            life = Life(
+                told=told,
+                drain_ms=given.config.server.drain_ms,
+                announce=lambda _: tell(READY),
+                draining=lambda: None,
+                beat=lambda: tell(BEAT),
+                beat_ms=BEAT_MS,
+                all_settled=mesh.all_settled,
             )
+            await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
+
+
+def _renew(bulletin: Bulletin, authenticator: Authenticator) -> None:
+    tokens = bulletin.read()
+    if tokens is not None:
+        authenticator.replace(tokens)
 
 
 def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Peer]) -> list[Place]:
@@ -171,11 +214,6 @@ def _places(given: Inheritance, shards: Sequence[Shard], peers: Mapping[int, Pee
         own.get(number) or RemoteShard(number, peers[worker_of(number, given.config.server.workers)])
         for number in range(given.directory.shards)
     ]
-
-
-async def _wait_for_all(mesh: Mesh) -> None:
-    with trio.move_on_after(DRAIN_SECONDS_MAX):
-        await mesh.all_settled()
 
 
 async def _reports(worker: int, metrics: Metrics, mesh: Mesh) -> dict[int, str | None]:

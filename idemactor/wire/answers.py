@@ -8,36 +8,51 @@ from __future__ import annotations
 import json
 from typing import Final, TypeAlias, assert_never
 
-from idemactor.core.commands import Accept, Command, Reserve, Resolve
+from idemactor.core.commands import Accept, Command, Dispatch, Reserve, Resolve
 from idemactor.core.queries import (
     Acknowledged,
+    Behind,
     IncidentsPage,
     Inspected,
     NoSuchIncident,
+    Noted,
+    OperationAt,
     Query,
     RecordsPage,
+    Taken,
 )
 from idemactor.core.replies import (
     Accepted,
+    Acked,
     AlreadyCommitted,
+    Cancelled,
+    Claimed,
     Committed,
     Completed,
+    Dispatched,
     Doubted,
     Extended,
     Forgotten,
     Found,
     InDoubt,
     InFlight,
+    Lapsed,
     Mismatch,
+    Nacked,
+    NotDue,
     NothingToForget,
+    OutboxFull,
     Overloaded,
+    Postponed,
     QuotaExceeded,
     Released,
     Reserved,
     Stale,
     Unavailable,
+    Uncancellable,
     Unknown,
     Unsettled,
+    Watched,
     Withdrawn,
 )
 from idemactor.errors import Code
@@ -53,6 +68,8 @@ __all__ = [
     "Refusal",
     "body_of",
     "detail_of",
+    "dispatched_body",
+    "dispatched_json",
     "http_status_of_code",
     "policy_body",
     "problem",
@@ -67,14 +84,17 @@ _quoted: Final = json.encoder.encode_basestring_ascii
 _BOOL: Final = ("false", "true")
 
 CREATED: Final = 201
+TAKEN_ON: Final = 202
 OK: Final = 200
 
 
 def status_of(answer: Answer, command: Command | Query) -> int:  # noqa: ARG001
-    """The HTTP status of an answer: 201 where its caller may go on, 200 for any other success."""
+    """The HTTP status of an answer: 201 where its caller may go on, 202 where it is done for it, 200 otherwise."""
     refusal = refusal_of(answer)
     if refusal is not None:
         return refusal.status
+    if isinstance(answer, Dispatched):
+        return TAKEN_ON
     return CREATED if isinstance(answer, Reserved | Accepted) else OK
 
 
@@ -124,6 +144,18 @@ def body_of(  # noqa: C901 - One case for each answer.
             return {"result": "forgotten"}
         case Acknowledged():
             return {"result": "acknowledged"}
+        case Dispatched():
+            return dispatched_body(answer)
+        case Watched():
+            return _watched(answer, dialect)
+        case Cancelled():
+            return {"result": "cancelled", "repeated": answer.repeated}
+        case Acked():
+            return {"result": "acknowledged", "repeated": answer.repeated}
+        case Postponed() | Nacked():
+            return {"result": "postponed", "due_at": answer.due_at}
+        case Claimed() | Lapsed() | NotDue() | Taken() | Behind() | OperationAt() | Noted():
+            raise TypeError(f"{type(answer).__name__} is between a shard and who delivers")
         case RecordsPage() | IncidentsPage() | Inspected():
             raise TypeError(f"{type(answer).__name__} answers no single call")
         case _:
@@ -156,6 +188,51 @@ def reserved_json(answer: Reserved) -> bytes:
     ).encode()
 
 
+def dispatched_json(answer: Dispatched) -> bytes:
+    """The members of ``Dispatched`` as JSON, put together as those of ``reserved_json``."""
+    return (
+        f'{{"result":"accepted","proceed":false,"operation_id":"{answer.operation_id}"'
+        f',"state":"{answer.state.value}","repeated":{_BOOL[answer.repeated]}}}'
+    ).encode()
+
+
+def dispatched_body(answer: Dispatched) -> dict[str, object]:
+    """The members of the answer to a dispatch; see ``body_of``."""
+    return {
+        "result": "accepted",
+        "proceed": False,
+        "operation_id": answer.operation_id,
+        "state": answer.state.value,
+        "repeated": answer.repeated,
+    }
+
+
+def _watched(answer: Watched, dialect: Dialect) -> dict[str, object]:
+    """What most readers look for stands at the top too, where the answers of other calls have it."""
+    outcome = outcome_body(answer.outcome, dialect)
+    return {
+        "result": "found",
+        "operation_id": answer.operation_id,
+        "state": answer.state.value,
+        "outcome": outcome,
+        "operation": {
+            "operation_id": answer.operation_id,
+            "key": answer.key,
+            "state": answer.state.value,
+            "attempt": answer.attempt,
+            "accepted_at": answer.accepted_at,
+            "next_attempt_at": answer.next_at,
+            "lease_expires_at": answer.lease_expires_at,
+            "deliver_until": answer.deliver_until,
+            "ended_at": answer.ended_at,
+            "expires_at": answer.expires_at,
+            "order_key": answer.order_key,
+            "reason": answer.reason,
+            "outcome": outcome,
+        },
+    }
+
+
 _Refused: TypeAlias = (
     Completed
     | InFlight
@@ -167,7 +244,9 @@ _Refused: TypeAlias = (
     | Unknown
     | NothingToForget
     | Unsettled
+    | Uncancellable
     | QuotaExceeded
+    | OutboxFull
     | Overloaded
     | Unavailable
     | NoSuchIncident
@@ -177,7 +256,7 @@ _Refused: TypeAlias = (
 def _refused(answer: _Refused, command: Command | Query) -> dict[str, object]:
     """The members of a refusal. What has no row in the table of states has a code and no result."""
     members = _told(answer)
-    if isinstance(command, Reserve | Accept):
+    if isinstance(command, Reserve | Accept | Dispatch):
         members["proceed"] = False
     return members
 
@@ -226,7 +305,9 @@ def _told(answer: _Refused) -> dict[str, object]:  # noqa: C901 - One case for e
             return {"code": Code.UNKNOWN_KEY.value}
         case Unsettled():
             return {"code": Code.UNSETTLED.value}
-        case QuotaExceeded():
+        case Uncancellable():
+            return {"result": "uncancellable", "code": Code.UNCANCELLABLE.value, "state": answer.state.value}
+        case QuotaExceeded() | OutboxFull():
             return {"code": Code.QUOTA_EXCEEDED.value}
         case Overloaded():
             return {"code": Code.OVERLOADED.value}

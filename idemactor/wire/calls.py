@@ -8,6 +8,7 @@ from typing import Final
 
 from idemactor.wire import fields
 from idemactor.wire.fields import Field
+from idemactor.wire.intents import EVENTS, INTENT, ORDER_KEY
 from idemactor.wire.outcomes import OUTCOME
 from idemactor.wire.raw_requests import REQUEST
 
@@ -22,13 +23,20 @@ _LEASE_MS: Final = Field("lease_ms", fields.LEASE_MS, "How long the holder may w
 _SOURCE: Final = Field("source", fields.SOURCE, "Whose request it is: what finds its key. Together with request.")
 _REQUEST: Final = Field("request", REQUEST, "The sender's request as it came, instead of a key and a payload.")
 
+_FINGERPRINT: Final = Field(
+    "fingerprint", fields.FINGERPRINT, "The caller's own digest of the payload; not beside a payload."
+)
+_PAYLOAD_JSON: Final = Field(
+    "payload_json", fields.PAYLOAD_JSON, "The payload as JSON text, its decimals exact.", rpc_only=True
+)
+
 _ACQUIRING: Final = (
     _KEY,
     _SOURCE,
     _REQUEST,
-    Field("fingerprint", fields.FINGERPRINT, "The caller's own digest of the payload; not beside a payload."),
+    _FINGERPRINT,
     Field("payload", fields.PAYLOAD, "What the key stands for, to be fingerprinted by the namespace's rule."),
-    Field("payload_json", fields.PAYLOAD_JSON, "The payload as JSON text, its decimals exact.", rpc_only=True),
+    _PAYLOAD_JSON,
     Field("request_id", fields.REQUEST_ID, "The caller's name for this one acquisition, fresh each time."),
     _TTL_MS,
     Field("window_ms", fields.TTL_MS, "How long the record blocks, from the first sighting; not beside ttl_ms."),
@@ -43,7 +51,18 @@ CALLS: Final[Mapping[str, tuple[Field, ...]]] = {
         Field("wait_ms", fields.WAIT_MS, "How long to wait for a key in flight; not in a batch."),
     ),
     "accept": (*_ACQUIRING, _OUTCOME),
-    "commit": (_KEY, _TOKEN, _OUTCOME, _TTL_MS),
+    "dispatch": (
+        _KEY,
+        Field("intent", INTENT, "The request that the destination gets.", required=True),
+        _FINGERPRINT,
+        Field("payload", fields.PAYLOAD, "What the key stands for; where it is left out, the intent's body."),
+        _PAYLOAD_JSON,
+        Field("order_key", ORDER_KEY, "Intents of one are delivered strictly one after the other."),
+        Field("not_before", fields.TIME, "When it may first be sent, milliseconds since the epoch."),
+        Field("expires_in_ms", fields.EXPIRES_IN_MS, "How long from now it is worth sending."),
+        _TTL_MS,
+    ),
+    "commit": (_KEY, _TOKEN, _OUTCOME, _TTL_MS, Field("events", EVENTS, "What enters the outbox with the outcome.")),
     "release": (_KEY, _TOKEN, _REASON),
     "extend": (
         _KEY,
@@ -83,6 +102,39 @@ INCIDENTS: Final = PAGING
 
 ACKNOWLEDGE: Final = (Field("id", fields.INCIDENT_ID, "The incident's id, as listed.", required=True),)
 """Over HTTP the id is in the path."""
+
+OPERATION: Final = (
+    Field("operation_id", fields.OPERATION_ID, "The operation's id, as dispatch answered it.", required=True),
+    Field("wait_ms", fields.WAIT_MS, "How long to wait for its end."),
+)
+"""Over HTTP the id is in the path."""
+
+CANCEL: Final = OPERATION[:1]
+"""Over HTTP the id is in the path."""
+
+_ENTRY: Final = (
+    Field("id", fields.ENTRY_ID, "The entry's id, as poll answered it.", required=True),
+    _KEY,
+    Field("token", fields.TOKEN, "The entry's token, as poll answered it.", required=True),
+)
+
+OUTBOX: Final[Mapping[str, tuple[Field, ...]]] = {
+    "poll": (
+        Field("max", fields.POLL_MAX, f"How many entries at most; {fields.POLL_DEFAULT} where it is left out."),
+        Field("wait_ms", fields.WAIT_MS, "How long to wait for the first."),
+        Field("visibility_ms", fields.LEASE_MS, "How long they are shown to nobody else."),
+        Field("holder", fields.HOLDER, "Who takes them, for people."),
+    ),
+    "ack": (*_ENTRY, _OUTCOME, _TTL_MS),
+    "nack": (
+        *_ENTRY,
+        Field("delay_ms", fields.DELAY_MS, "How long until it is shown again."),
+        Field("failed", fields.FLAG, "It definitely did not happen, and is not to be tried again; intents only."),
+        _REASON,
+        _OUTCOME,
+    ),
+}
+"""The calls of services that fetch their work; over RPC their names begin with ``outbox.``."""
 
 EXCLUSIVE: Final = (
     ("fingerprint", "payload"),

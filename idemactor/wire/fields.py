@@ -95,6 +95,9 @@ def integer(low: int, high: int) -> Kind:
 CURSOR_CHARS_MAX: Final = 64
 """Cursors are made here and far shorter; what is longer is none."""
 INCIDENT_ID_CHARS_MAX: Final = 64
+OPERATION_ID_CHARS: Final = 36
+ENTRY_ID_CHARS_MAX: Final = 64
+"""An operation's id; an event's has a dot and a number behind it."""
 
 _FORBIDDEN: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 """C0, DEL, C1 and lone surrogates."""
@@ -231,6 +234,13 @@ VERDICT: Final = choice(Verdict)
 STATE: Final = choice(RecordState)
 AGE_MS: Final = integer(0, limits.TOKEN_MAX)
 """As many milliseconds as every JSON reader holds exactly."""
+TIME: Final = integer(0, limits.TOKEN_MAX)
+EXPIRES_IN_MS: Final = integer(1, limits.HORIZON_MS_MAX)
+DELAY_MS: Final = integer(0, limits.DAY_MS)
+POLL_DEFAULT: Final = 10
+POLL_MAX: Final = integer(1, limits.POLL_MAX)
+OPERATION_ID: Final = text(OPERATION_ID_CHARS, chars_min=1)
+ENTRY_ID: Final = text(ENTRY_ID_CHARS_MAX, chars_min=1)
 LIST_LIMIT: Final = integer(1, limits.LIST_LIMIT_MAX)
 CURSOR: Final = text(CURSOR_CHARS_MAX, chars_min=1)
 INCIDENT_ID: Final = text(INCIDENT_ID_CHARS_MAX)

@@ -124,6 +124,8 @@ class FrameReader:
             frame = self._pending
             frame += tail
             self._pending = bytearray()
+        if frame[0] not in _FIRST_BYTES:
+            raise ProtocolError("not a MessagePack-RPC request")
         if len(frame) > FRAME_BYTES_MAX:
             raise ProtocolError(f"a frame is larger than {FRAME_BYTES_MAX} bytes")
         self._grown = self._grown or len(frame) > _SKIPPER_KEPT_BYTES

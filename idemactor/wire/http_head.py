@@ -23,7 +23,7 @@ _HEAD_BYTES_KEPT: Final = 2_048
 """The largest head that is remembered: anybody may send large ones, and different ones."""
 
 _REQUEST: Final = re.compile(
-    rb"POST (/v1/(?:(batch)|([a-z][a-z0-9_-]{0,62})/(reserve|commit|release|extend|accept))) HTTP/1\.1"
+    rb"POST (/v1/(?:(batch)|([a-z][a-z0-9_-]{0,62})/(reserve|commit|release|extend|accept|dispatch))) HTTP/1\.1"
 )
 # White space around the value is stripped afterwards: an expression that finds its ends tries each space many times.
 _FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([\x20-\x7e\t]*)")
@@ -34,7 +34,7 @@ _ELSEWHERE: Final = frozenset(
     {b"transfer-encoding", b"expect", b"upgrade", b"http2-settings", b"content-encoding", b"trailer"}
 )
 """Fields that a complete implementation has to deal with."""
-_OUTCOME_OPS: Final = frozenset({"commit", "accept"})
+_OUTCOME_OPS: Final = frozenset({"commit", "accept", "dispatch"})
 
 
 @dataclass(frozen=True, slots=True)

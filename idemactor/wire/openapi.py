@@ -7,8 +7,10 @@ from typing import Final
 
 from idemactor import __version__
 from idemactor.core.limits import KEY_CHARS_MAX
-from idemactor.wire.calls import INCIDENTS, RECORDS
+from idemactor.wire.answers import TAKEN_ON
+from idemactor.wire.calls import CANCEL, INCIDENTS, OPERATION, RECORDS
 from idemactor.wire.fields import Field
+from idemactor.wire.openapi_dispatch import LOCATION, OPERATION_CALLS, OPERATION_PARAMETER, OUTBOX_CALLS
 from idemactor.wire.openapi_gateways import gateway_paths
 from idemactor.wire.openapi_schemas import NAMESPACE, Schema, code_of, components, one_of, ref
 from idemactor.wire.problems import MEDIA_TYPE, http_status_of_code
@@ -30,6 +32,11 @@ _COMMANDS: Final[Mapping[str, tuple[str, Mapping[int, tuple[str, ...]], tuple[st
         _ACQUIRING,
     ),
     "accept": ("Reserve and commit in one step", {201: ("Accepted",), 200: ("Completed",)}, _ACQUIRING),
+    "dispatch": (
+        "Keep an intent and see to it that it is delivered",
+        {202: ("Dispatched",), 200: ("Completed",)},
+        ("InFlight", "Duplicate", "InDoubt", "Mismatch", "QuotaExceeded"),
+    ),
     "commit": ("The effect happened", {200: ("Committed",)}, ("Unknown", "Stale")),
     "release": (
         "The effect did not happen: free the key",
@@ -56,7 +63,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, Mapping[int, tuple[str, ...]], tuple[st
 }
 """Each command's summary, its successes by status, and the refusals that are its own."""
 
-_PROCEEDS: Final = frozenset({"reserve", "accept"})
+_PROCEEDS: Final = frozenset({"reserve", "accept", "dispatch"})
 
 _NAMESPACE_PARAMETER: Final[Schema] = {
     "name": "namespace",
@@ -107,6 +114,7 @@ def document(version: str = __version__) -> dict[str, object]:
         "security": [{"bearer": []}, {}],
         "paths": {
             **{f"/v1/{{namespace}}/{op}": {"post": _command(op)} for op in _COMMANDS},
+            **_dispatch_paths(),
             **_operator_paths(),
             "/v1/{namespace}/key": {"post": _key()},
             "/v1/{namespace}/policy": {"get": _policy()},
@@ -140,6 +148,37 @@ def _command(op: str) -> Schema:
             **_problems((*refusals, *_ANY_CALL, *_WITH_BODY, *_WITH_NAMESPACE), proceeds=op in _PROCEEDS),
         },
     }
+
+
+def _dispatch_paths() -> Schema:
+    """Dispatched operations, and the outbox of services that fetch their work."""
+    refusals = (*_ANY_CALL, *_WITH_NAMESPACE)
+    operation: Schema = {
+        method: {
+            "operationId": name,
+            "summary": summary,
+            "parameters": [
+                _NAMESPACE_PARAMETER,
+                OPERATION_PARAMETER,
+                *(_filter(field) for field in (OPERATION if method == "get" else CANCEL) if not field.required),
+            ],
+            "responses": {**_successes({200: told}), **_problems((*own, *refusals, "NotFound"))},
+        }
+        for method, (name, summary, told, own) in OPERATION_CALLS.items()
+    }
+    outbox: Schema = {
+        f"/v1/{{namespace}}/outbox/{op}": {
+            "post": {
+                "operationId": f"outbox_{op}",
+                "summary": summary,
+                "parameters": [_NAMESPACE_PARAMETER],
+                "requestBody": _body(f"{op.capitalize()}Request"),
+                "responses": {**_successes({200: told}), **_problems((*own, *refusals, *_WITH_BODY))},
+            }
+        }
+        for op, (summary, told, own) in OUTBOX_CALLS.items()
+    }
+    return {"/v1/{namespace}/operations/{operation_id}": operation, **outbox}
 
 
 def _operator_paths() -> Schema:
@@ -254,7 +293,11 @@ def _filter(field: Field) -> Schema:
 
 def _successes(by_status: Mapping[int, tuple[str, ...]]) -> Schema:
     return {
-        str(status): {"description": " or ".join(names), "content": {_JSON: {"schema": one_of(names)}}}
+        str(status): {
+            "description": " or ".join(names),
+            "content": {_JSON: {"schema": one_of(names)}},
+            **({"headers": {"Location": LOCATION}} if status == TAKEN_ON else {}),
+        }
         for status, names in by_status.items()
     }
 

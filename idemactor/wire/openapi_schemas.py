@@ -6,10 +6,11 @@ from collections.abc import Iterable
 from typing import Any, Final, TypeAlias
 
 from idemactor.core import limits
-from idemactor.core.policy import OnDoubt, OnDuplicate, OnLeaseExpiry, OnUnavailable
+from idemactor.core.policy import OnDoubt, OnDuplicate, OnFailure, OnLeaseExpiry, OnUnavailable
 from idemactor.errors import Code
 from idemactor.wire import fields
-from idemactor.wire.calls import CALLS, EXCLUSIVE, KEY, TOGETHER
+from idemactor.wire import openapi_dispatch as dispatch
+from idemactor.wire.calls import CALLS, EXCLUSIVE, KEY, OUTBOX, TOGETHER
 from idemactor.wire.fields import Field
 from idemactor.wire.outcomes import SHOWN_SCHEMA
 from idemactor.wire.policies import LIMITS
@@ -23,6 +24,11 @@ _TEXT: Final[Schema] = {"type": "string"}
 _BOOLEAN: Final[Schema] = {"type": "boolean"}
 _COUNT: Final[Schema] = {"type": "integer", "minimum": 0}
 _ATTEMPT: Final[Schema] = {"type": "integer", "minimum": 1}
+_ATTEMPT_IF_ANY: Final[Schema] = {
+    "type": "integer",
+    "minimum": 0,
+    "description": "0: dispatched, and nobody has tried yet.",
+}
 _TIME: Final[Schema] = {
     "type": "integer",
     "minimum": 0,
@@ -94,15 +100,14 @@ _SHARD_MAP: Final[Schema] = _object(
 # ------------------------------------------------------------------------------------------------------- requests
 
 
-def request_schema(table: tuple[Field, ...]) -> Schema:
+def request_schema(table: tuple[Field, ...], *, key_in_header: bool = True) -> Schema:
     """The body of a call over HTTP, from the table that the parser reads."""
     known = [field for field in table if not field.rpc_only]
     names = {field.name for field in known}
     schema: Schema = {
         "type": "object",
-        "properties": {field.name: _member(field) for field in known},
-        # The key may come in the header instead.
-        "required": [field.name for field in known if field.required and field.name != "key"],
+        "properties": {field.name: _member(field, key_in_header) for field in known},
+        "required": [f.name for f in known if f.required and not (key_in_header and f.name == "key")],
         "additionalProperties": False,
     }
     rules: list[Schema] = [{"not": _given(*pair)} for pair in EXCLUSIVE if names.issuperset(pair)]
@@ -117,9 +122,9 @@ def request_schema(table: tuple[Field, ...]) -> Schema:
     return schema
 
 
-def _member(field: Field) -> Schema:
+def _member(field: Field, key_in_header: bool) -> Schema:
     schema = dict(field.kind.schema)
-    optional = not field.required or field.name == "key"
+    optional = not field.required or (key_in_header and field.name == "key")
     # A schema that takes anything takes null too.
     shown = or_null(schema) if optional and schema else schema
     return shown | {"description": field.about}
@@ -168,7 +173,7 @@ _HELD: Final[Schema] = {"holder": or_null(_TEXT), "reserved_at": _TIME, "lease_e
 _LISTED_RECORD: Final[Schema] = {
     "key": fields.KEY.schema,
     "state": fields.STATE.schema,
-    "attempt": _ATTEMPT,
+    "attempt": _ATTEMPT_IF_ANY,
     "token": {**or_null(dict(fields.TOKEN.schema)), "description": "Shown to operators only."},
     "operation_id": _OPERATION_ID,
     "fingerprint": or_null(_TEXT),
@@ -180,6 +185,7 @@ _LISTED_RECORD: Final[Schema] = {
     "expires_at": or_null(_TIME),
     "contested": _BOOLEAN,
     "reason": or_null(_TEXT),
+    "dispatch": dispatch.DISPATCH_RECORD,
 }
 
 _SUCCESSES: Final[dict[str, Schema]] = {
@@ -217,6 +223,7 @@ _SUCCESSES: Final[dict[str, Schema]] = {
     "Found": _answer("found", {"record": ref("Record")}),
     "Forgotten": _answer("forgotten", {}),
     "Acknowledged": _answer("acknowledged", {}),
+    **dispatch.SUCCESSES,
 }
 
 
@@ -229,7 +236,14 @@ def _refused(
 
 _REFUSALS: Final[dict[str, Schema]] = {
     "InFlight": _refused(
-        "in_flight", Code.IN_FLIGHT, {"attempt": _ATTEMPT, **_HELD, "retry_after_ms": {"type": "integer", "minimum": 1}}
+        "in_flight",
+        Code.IN_FLIGHT,
+        {
+            "attempt": _ATTEMPT_IF_ANY,
+            **_HELD,
+            "lease_expires_at": {**or_null(_TIME), "description": "Null: dispatched, and waiting to be delivered."},
+            "retry_after_ms": {"type": "integer", "minimum": 1},
+        },
     ),
     "Duplicate": _refused("completed", Code.DUPLICATE, _DONE_BEFORE),
     "InDoubt": _refused(
@@ -238,7 +252,7 @@ _REFUSALS: Final[dict[str, Schema]] = {
         {"attempt": _ATTEMPT, "operation_id": _OPERATION_ID, **_HELD, "reason": or_null(_TEXT)},
     ),
     "Withdrawn": _refused("released", Code.RELEASED),
-    "Stale": _refused("stale", Code.STALE_TOKEN, {"attempt": or_null(_ATTEMPT)}),
+    "Stale": _refused("stale", Code.STALE_TOKEN, {"attempt": or_null(_ATTEMPT_IF_ANY)}),
     "AlreadyCommitted": _refused(
         "already_committed", Code.ALREADY_COMMITTED, {"committed_at": _TIME, "expires_at": _TIME}
     ),
@@ -264,6 +278,7 @@ _REFUSALS: Final[dict[str, Schema]] = {
     "Forbidden": _refused(None, Code.FORBIDDEN),
     "UnknownNamespace": _refused(None, Code.UNKNOWN_NAMESPACE),
     "NotFound": _refused(None, Code.NOT_FOUND),
+    **dispatch.REFUSALS,
 }
 
 _PROBLEM: Final[Schema] = _object(
@@ -310,6 +325,15 @@ _POLICY: Final[Schema] = _object(
         "outcome_max_bytes": _COUNT,
         "records_max": _COUNT,
         "fingerprint": _object({"required": _BOOLEAN, "include": _POINTERS, "exclude": _POINTERS, "rule": _TEXT}),
+        "dispatch": _object(
+            {
+                "pushed": _BOOLEAN,
+                "downstream_dedups": _BOOLEAN,
+                "horizon_ms": _COUNT,
+                "intent_max_bytes": _COUNT,
+                "on_failure": _words(OnFailure),
+            }
+        ),
         "limits": _object(dict.fromkeys(LIMITS, _COUNT)),
     }
 )
@@ -350,10 +374,11 @@ def components() -> dict[str, Schema]:
         **{f"{op.capitalize()}Request": request_schema(table) for op, table in CALLS.items()},
         "BatchRequest": _batch_schema(),
         "KeyRequest": request_schema(KEY),
+        **{f"{op.capitalize()}Request": request_schema(table, key_in_header=False) for op, table in OUTBOX.items()},
         "Key": _KEY,
         "Outcome": SHOWN_SCHEMA,
-        "Record": _object({**_LISTED_RECORD, "outcome": or_null(ref("Outcome"))}),
-        "ListedRecord": _object(_LISTED_RECORD),
+        "Record": _object({**_LISTED_RECORD, "outcome": or_null(ref("Outcome"))}, optional=("dispatch",)),
+        "ListedRecord": _object(_LISTED_RECORD, optional=("dispatch",)),
         "Incident": _INCIDENT,
         "Records": _page("records", "ListedRecord"),
         "Incidents": _page("incidents", "Incident"),
@@ -362,6 +387,7 @@ def components() -> dict[str, Schema]:
         "Batch": _object({"results": {"type": "array", "items": result}}),
         "BatchError": error,
         **_SUCCESSES,
+        **dispatch.ALONE,
         "Problem": _PROBLEM,
         **_REFUSALS,
     }

@@ -24,6 +24,13 @@ LIMITS: Final[dict[str, int]] = {
     "ttl_ms_min": limits.TTL_MS_MIN,
     "ttl_ms_max": limits.TTL_MS_MAX,
     "list_limit_max": limits.LIST_LIMIT_MAX,
+    "order_key_chars_max": limits.ORDER_KEY_CHARS_MAX,
+    "intent_headers_max": limits.INTENT_HEADERS_MAX,
+    "events_per_commit_max": limits.EVENTS_PER_COMMIT_MAX,
+    "events_bytes_max": limits.EVENTS_BYTES_MAX,
+    "outbox_entries_max": limits.OUTBOX_ENTRIES_MAX,
+    "poll_max": limits.POLL_MAX,
+    "poll_bytes_max": limits.POLL_BYTES_MAX,
 }
 """The bounds that a caller can run into, the same in every namespace."""
 
@@ -49,6 +56,13 @@ def policy_body(namespace: str, policy: Policy) -> dict[str, object]:
             "include": list(rule.include),
             "exclude": list(rule.exclude),
             "rule": rule.rule_id,
+        },
+        "dispatch": {
+            "pushed": policy.dispatch.pushed,
+            "downstream_dedups": policy.dispatch.recognised,
+            "horizon_ms": policy.dispatch.horizon_ms,
+            "intent_max_bytes": policy.dispatch.intent_max_bytes,
+            "on_failure": policy.dispatch.on_failure.value,
         },
         "limits": dict(LIMITS),
     }

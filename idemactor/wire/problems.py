@@ -20,6 +20,7 @@ _CODES: Final[Mapping[Code, tuple[int, str]]] = {
     Code.STALE_TOKEN: (409, "The token is stale"),
     Code.ALREADY_COMMITTED: (409, "The operation is committed"),
     Code.UNSETTLED: (409, "The operation is not settled"),
+    Code.UNCANCELLABLE: (409, "The operation cannot be taken back"),
     Code.UNKNOWN_KEY: (404, "The key is unknown"),
     Code.MISMATCH: (422, "The key stands for another payload"),
     Code.INVALID_REQUEST: (400, "The request is not valid"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import assert_never
+from typing import Final, assert_never
 
+from idemactor.core.delivery import Delivery, Ending, OperationState
 from idemactor.core.record import Incident, Record, State
 from idemactor.wire.fields import Dialect, RecordState
 from idemactor.wire.outcomes import outcome_body
@@ -22,8 +23,30 @@ def record_state(state: State) -> RecordState:
             assert_never(state)
 
 
+def operation_state(record: Record, delivery: Delivery) -> OperationState:
+    """How a dispatched operation stands that still has its record."""
+    match record.state:
+        case State.PENDING:
+            return OperationState.QUEUED if record.lease_expires_at is None else OperationState.DELIVERING
+        case State.LAPSED | State.DOUBTED:
+            return OperationState.IN_DOUBT
+        case State.COMMITTED:
+            return OperationState.SUCCEEDED if delivery.ending is None else _ENDED[delivery.ending]
+        case _:
+            assert_never(record.state)
+
+
+_ENDED: Final = {
+    Ending.SUCCEEDED: OperationState.SUCCEEDED,
+    Ending.FAILED: OperationState.FAILED,
+    Ending.EXPIRED: OperationState.EXPIRED,
+    Ending.CANCELLED: OperationState.CANCELLED,
+    Ending.RELEASED: OperationState.RELEASED,
+}
+
+
 def record_body(key: str, record: Record, operator: bool, with_outcome: bool, dialect: Dialect) -> dict[str, object]:
-    """The members of a record; what does not apply is None.
+    """The members of a record; what does not apply is None. Only those of a dispatched one have ``dispatch``.
 
     Args:
         key: Whose record it is.
@@ -48,6 +71,14 @@ def record_body(key: str, record: Record, operator: bool, with_outcome: bool, di
         "contested": record.contested,
         "reason": record.reason,
     }
+    delivery = record.delivery
+    if delivery is not None:
+        members["dispatch"] = {
+            "state": operation_state(record, delivery).value,
+            "due_at": delivery.due_at,
+            "deliver_until": delivery.deliver_until,
+            "order_key": delivery.order_key,
+        }
     if with_outcome:
         members["outcome"] = outcome_body(record.outcome, dialect)
     return members

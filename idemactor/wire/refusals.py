@@ -6,29 +6,51 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias, assert_never
 
 from idemactor.core.limits import RETRY_AFTER_S_MAX
-from idemactor.core.queries import Acknowledged, Finding, IncidentsPage, Inspected, NoSuchIncident, RecordsPage
+from idemactor.core.queries import (
+    Acknowledged,
+    Behind,
+    Finding,
+    IncidentsPage,
+    Inspected,
+    NoSuchIncident,
+    Noted,
+    OperationAt,
+    RecordsPage,
+    Taken,
+)
 from idemactor.core.replies import (
     Accepted,
+    Acked,
     AlreadyCommitted,
+    Cancelled,
+    Claimed,
     Committed,
     Completed,
+    Dispatched,
     Doubted,
     Extended,
     Forgotten,
     Found,
     InDoubt,
     InFlight,
+    Lapsed,
     Mismatch,
+    Nacked,
+    NotDue,
     NothingToForget,
+    OutboxFull,
     Overloaded,
+    Postponed,
     QuotaExceeded,
     Released,
     Reply,
     Reserved,
     Stale,
     Unavailable,
+    Uncancellable,
     Unknown,
     Unsettled,
+    Watched,
     Withdrawn,
 )
 from idemactor.errors import Code
@@ -72,6 +94,7 @@ _UNSETTLED: Final = _refusal(Code.UNSETTLED, error=True)
 _QUOTA_EXCEEDED: Final = _refusal(Code.QUOTA_EXCEEDED, error=True)
 _OVERLOADED: Final = _refusal(Code.OVERLOADED, error=True)
 _UNAVAILABLE: Final = _refusal(Code.UNAVAILABLE, error=True)
+_UNCANCELLABLE: Final = _refusal(Code.UNCANCELLABLE)
 _NO_SUCH_INCIDENT: Final = _refusal(Code.NOT_FOUND, error=True)
 
 
@@ -79,6 +102,10 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
     """How ``answer`` is refused; None where it is a success."""
     match answer:
         case Reserved() | Accepted() | Committed() | Released() | Extended() | Doubted() | Found() | Forgotten():
+            return None
+        case (
+            Dispatched() | Claimed() | Lapsed() | NotDue() | Postponed() | Cancelled() | Watched() | Acked() | Nacked()
+        ):
             return None
         case Completed():
             return _DUPLICATE if answer.rejected else None
@@ -100,8 +127,10 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
             return _NOTHING_TO_FORGET
         case Unsettled():
             return _UNSETTLED
-        case QuotaExceeded():
+        case QuotaExceeded() | OutboxFull():
             return _QUOTA_EXCEEDED
+        case Uncancellable():
+            return _UNCANCELLABLE
         case Overloaded():
             return _OVERLOADED
         case Unavailable():
@@ -109,6 +138,8 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
         case NoSuchIncident():
             return _NO_SUCH_INCIDENT
         case RecordsPage() | IncidentsPage() | Acknowledged() | Inspected():
+            return None
+        case Taken() | Behind() | OperationAt() | Noted():
             return None
         case _:
             assert_never(answer)
@@ -118,6 +149,8 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
     """One sentence about an answer, for people. It never quotes a key or a payload."""
     match answer:
         case InFlight():
+            if answer.lease_expires_at is None:
+                return "The operation of this key is dispatched, and waits to be delivered."
             return "Another caller holds the key until its lease ends."
         case InDoubt():
             return "Nobody knows whether the effect of an earlier attempt happened; it has to be resolved first."
@@ -137,6 +170,10 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
             return "The key is pending or in doubt; only force forgets it."
         case QuotaExceeded():
             return f"The namespace holds its {answer.records_max} keys: a new one is refused."
+        case OutboxFull():
+            return f"The shard's outbox holds its {answer.entries_max} entries: a new one is refused."
+        case Uncancellable():
+            return f"The operation is {answer.state.value.replace('_', ' ')}: what may have been sent stays so."
         case Overloaded():
             return "The command was not taken: too many wait, or the server is shutting down."
         case Unavailable():
@@ -152,10 +189,23 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
             | Doubted()
             | Found()
             | Forgotten()
+            | Dispatched()
+            | Claimed()
+            | Lapsed()
+            | NotDue()
+            | Postponed()
+            | Cancelled()
+            | Watched()
+            | Acked()
+            | Nacked()
             | RecordsPage()
             | IncidentsPage()
             | Acknowledged()
             | Inspected()
+            | Taken()
+            | Behind()
+            | OperationAt()
+            | Noted()
         ):
             return "It was done as asked."
         case _:

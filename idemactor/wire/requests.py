@@ -10,6 +10,7 @@ from idemactor.core.commands import (
     Accept,
     Command,
     Commit,
+    Dispatch,
     Doubt,
     Extend,
     Forget,
@@ -18,13 +19,17 @@ from idemactor.core.commands import (
     Reserve,
     Resolve,
 )
+from idemactor.core.delivery import Intent
 from idemactor.core.fingerprint import Fingerprint, FingerprintRule, InvalidPayload, fingerprint_of
 from idemactor.core.keys import Identity
 from idemactor.core.policy import Policy
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.calls import CALLS
 from idemactor.wire.fields import Dialect, Field, Reader
+from idemactor.wire.intents import check_intent_size
+from idemactor.wire.media import is_json
 from idemactor.wire.sourced import Resolved, Resolver
+from idemactor.wire.strict_json import InvalidJSON, parse
 
 __all__ = [
     "BATCH_OPS",
@@ -97,11 +102,13 @@ class _Call:
     members: Members
     build: Callable[..., Command]
     acquires: bool
+    dispatches: bool
 
 
 _BUILD: Final[Mapping[str, Callable[..., Command]]] = {
     "reserve": Reserve,
     "accept": Accept,
+    "dispatch": Dispatch,
     "commit": Commit,
     "release": Release,
     "extend": Extend,
@@ -113,7 +120,10 @@ _BUILD: Final[Mapping[str, Callable[..., Command]]] = {
 
 
 def _calls(dialect: Dialect) -> dict[str, _Call]:
-    return {op: _Call(Members(table, dialect), _BUILD[op], op in ("reserve", "accept")) for op, table in CALLS.items()}
+    return {
+        op: _Call(Members(table, dialect), _BUILD[op], op in ("reserve", "accept"), op == "dispatch")
+        for op, table in CALLS.items()
+    }
 
 
 _JSON_CALLS: Final = _calls(Dialect.JSON)
@@ -143,7 +153,7 @@ def command_from(
         InvalidRequest: There is no such call, or a member is unknown, missing, of the wrong type or out of its
             bounds, or stands beside one that excludes it; ``field`` names it.
         RequestError: FORBIDDEN, where only operators may; UNAUTHENTICATED, where the sender of a request that
-            came with its source has not proved who it is.
+            came with its source has not proved who it is; TOO_LARGE, for an intent or events over their sizes.
     """
     call = (_JSON_CALLS if dialect is Dialect.JSON else _MSGPACK_CALLS).get(op)
     if call is None or (in_batch and op not in BATCH_OPS):
@@ -161,6 +171,8 @@ def command_from(
             raise InvalidRequest(f"{name} is missing", field=name)
     if call.acquires:
         _check_acquiring(values, scope.policy.fingerprint, in_batch)
+    elif call.dispatches:
+        _check_dispatching(values, scope.policy)
     identity = Identity(scope.tenant, scope.namespace, values.pop("key"))
     command = call.build(identity, **values)
     if scope.watch is not None and seen is not None:
@@ -227,14 +239,38 @@ def _check_acquiring(values: dict[str, Any], rule: FingerprintRule, in_batch: bo
         raise InvalidRequest("ttl_ms and window_ms exclude each other", field="window_ms")
     if in_batch and "wait_ms" in values:
         raise InvalidRequest("nothing waits in a batch", field="wait_ms")
+    _take_payload(values, rule)
+    if rule.required and "fingerprint" not in values:
+        raise InvalidRequest("this namespace wants a fingerprint or a payload", field="fingerprint")
+
+
+def _take_payload(values: dict[str, Any], rule: FingerprintRule) -> None:
+    """A payload gives way to its fingerprint."""
     for name in ("payload", "payload_json"):
         if name in values:
             payload = values.pop(name)
             if "fingerprint" in values:
                 raise InvalidRequest("one of fingerprint, payload and payload_json is enough", field=name)
             values["fingerprint"] = _fingerprint(name, payload, rule)
-    if rule.required and "fingerprint" not in values:
-        raise InvalidRequest("this namespace wants a fingerprint or a payload", field="fingerprint")
+
+
+def _check_dispatching(values: dict[str, Any], policy: Policy) -> None:
+    """What members of dispatch mean together: an intent stands for itself where nothing else is said to."""
+    intent: Intent = values["intent"]
+    check_intent_size(intent, policy.dispatch.intent_max_bytes)
+    _take_payload(values, policy.fingerprint)
+    if "fingerprint" not in values:
+        values["fingerprint"] = _fingerprint_of_intent(intent, policy.fingerprint)
+
+
+def _fingerprint_of_intent(intent: Intent, rule: FingerprintRule) -> Fingerprint:
+    """By its meaning where it is the JSON that it says it is, else byte by byte."""
+    if is_json(intent.content_type):
+        try:
+            return fingerprint_of(parse(intent.body), rule)
+        except (InvalidJSON, InvalidPayload):
+            pass
+    return _fingerprint("intent", intent.body, rule)
 
 
 def _fingerprint(name: str, payload: object, rule: FingerprintRule) -> Fingerprint:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, get_args
 
-from idemactor.core.commands import Reserve
 from idemactor.core.queries import Inspect, Query
 from idemactor.core.replies import Overloaded
-from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.server.tracing import Tracing
+from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS, Router
+from idemactor.shard.tracing import traced
 from idemactor.wire.crossing import answer_data, command_of
 from idemactor.workers.messages import STANDING, TOLD, Message, packer
 
@@ -17,11 +18,13 @@ UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
 """Bytes of answers that the other worker has not read yet; with more, what it asks is refused as overload."""
 
 
+_ASKED_FIELDS: Final = 4
+"""Of a call whose trace does not go along."""
 _QUERIES: Final = frozenset(get_args(Query))
 
 
 class _Waiter:
-    """The sink of one reserve that waits: its caller may leave before the others of that worker."""
+    """The sink of one call that waits: its caller may leave before the others of that worker."""
 
     __slots__ = ("_incoming", "left")
 
@@ -45,6 +48,7 @@ class Incoming:
         route: Where commands go, see ``Router.route``.
         send: Sends bytes back; never blocks.
         unread_bytes: How many of them the other has not read.
+        tracing: Goes on with traces that began there; None: nobody follows calls.
 
     Attributes:
         closed: The connection is gone, and with it everybody who waits behind it.
@@ -56,27 +60,32 @@ class Incoming:
         route: Callable[[Sequence[Envelope]], None],
         send: Callable[[bytes], None],
         unread_bytes: Callable[[], int],
+        tracing: Tracing | None = None,
     ) -> None:
         self.closed = False
         self._router = router
         self._route = route
         self._send = send
         self._unread_bytes = unread_bytes
+        self._tracing = tracing
         self._pack = packer()
         self._waiters: dict[int, _Waiter] = {}
         self._taken: list[Envelope] = []
 
     def asked(self, message: Message) -> None:
         """Take a call; a command goes to its shard with ``hand_over``."""
-        _, call, shard, data = message
+        call, shard, data = message[1:4]
         command = command_of(data)
         sink: Incoming | _Waiter = self
-        if type(command) is Reserve and command.wait_ms > 0:
+        if waits(command):
             sink = self._waiters[call] = _Waiter(self)
         elif type(command) in _QUERIES:
             self._ask(shard, Envelope(command, self, call))
             return
-        self._taken.append(Envelope(command, sink, call))
+        envelope = Envelope(command, sink, call)
+        if len(message) > _ASKED_FIELDS and self._tracing is not None:
+            envelope = traced(envelope, self._tracing.crossed(message[_ASKED_FIELDS], command))
+        self._taken.append(envelope)
 
     def hand_over(self) -> None:
         """Send on what was taken since the last time, in order."""
@@ -89,7 +98,7 @@ class Incoming:
             self._route(taken)
 
     def left(self, call: int) -> None:
-        """The caller of a reserve that waits has left; harmless where that was answered meanwhile."""
+        """The caller of one that waits has left; harmless where that was answered meanwhile."""
         waiter = self._waiters.get(call)
         if waiter is not None:
             waiter.left = True

@@ -13,7 +13,7 @@ import msgpack
 HELLO: Final = 0
 """(HELLO, worker): the first on every connection, from both sides: who this is, and that its shards are there."""
 ASKED: Final = 1
-"""(ASKED, id, shard, command): carry this out; ids ascend."""
+"""(ASKED, id, shard, command) or (ASKED, id, shard, command, traceparent): carry this out; ids ascend."""
 TOLD: Final = 2
 """(TOLD, id, answer)."""
 LEFT: Final = 3

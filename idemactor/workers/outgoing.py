@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from idemactor.core.commands import Reserve
 from idemactor.core.replies import Unavailable
-from idemactor.shard.mailbox import Answer, Envelope, Sink
+from idemactor.shard.mailbox import Answer, Envelope, Sink, waits
+from idemactor.shard.tracing import Traced
 from idemactor.wire.crossing import answer_of, command_data
 from idemactor.workers.messages import ASKED, LEFT, Message, packer
 
@@ -38,7 +38,7 @@ class Outgoing:
 
     @property
     def waiting(self) -> int:
-        """How many of them may wait for their key."""
+        """How many of them may take a while on purpose."""
         return len(self._waiting)
 
     def take(self, shard: int, envelopes: Sequence[Envelope]) -> tuple[int, bytes]:
@@ -49,9 +49,13 @@ class Outgoing:
         for envelope in taken:
             command = envelope.command
             call += 1
-            pieces.append(pack((ASKED, call, shard, command_data(command))))
+            tag = envelope.tag
+            if type(tag) is Traced:
+                pieces.append(pack((ASKED, call, shard, command_data(command), tag.call.carrier())))
+            else:
+                pieces.append(pack((ASKED, call, shard, command_data(command))))
             opened[call] = envelope
-            if type(command) is Reserve and command.wait_ms > 0:
+            if waits(command):
                 self._waiting[call] = envelope
         self._next = call
         return len(taken), b"".join(pieces)

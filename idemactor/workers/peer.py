@@ -10,6 +10,7 @@ import trio
 
 from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
+from idemactor.server.tracing import Tracing
 from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
@@ -53,19 +54,29 @@ class Peer:
         census: Learns how many keys the other has.
         report: This worker's metrics as text.
         bell: This worker's.
+        tracing: This worker's; None: nobody follows calls.
 
     Attributes:
         up: An event that is set while the other is there.
         standings: How its shards stood when they were last asked, by number.
     """
 
-    def __init__(self, here: int, number: int, census: SharedCensus, report: Callable[[], str], bell: Bell) -> None:
+    def __init__(
+        self,
+        here: int,
+        number: int,
+        census: SharedCensus,
+        report: Callable[[], str],
+        bell: Bell,
+        tracing: Tracing | None = None,
+    ) -> None:
         self.number = number
         self.up = trio.Event()
         self.standings: dict[int, Standing] = {}
         self._hello: Message = (HELLO, here)
         self._census = census
         self._report = report
+        self._tracing = tracing
         self._bell = bell
         self._pack = packer()
         self._outgoing = Outgoing()
@@ -81,17 +92,17 @@ class Peer:
 
     # ----------------------------------------------------------------------------------------------- for this worker
 
-    def submit(self, shard: int, envelopes: Sequence[Envelope]) -> int:
-        """Take calls for a shard of the other. Returns how many there was room for."""
+    def submit(self, shard: int, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Take calls for a shard of the other. Returns those that there was no room for."""
         outbox = self._outbox
         if outbox is None or not self.up.is_set():
             refuse(envelopes)
-            return len(envelopes)
+            return ()
         if outbox.waiting_bytes > UNSENT_BYTES_MAX:
-            return 0
+            return envelopes
         taken, data = self._outgoing.take(shard, envelopes)
         self._put(data)
-        return taken
+        return envelopes[taken:]
 
     def send(self, message: Message) -> None:
         """Send a message, or drop it where the other is away."""
@@ -152,7 +163,8 @@ class Peer:
         self._latest = talk = _Talk()
         try:
             # Several may wait here at once; were two to go on, the one that ends would take the other's outbox away.
-            while self._talk is not None:
+            # Nor may one that is not the latest any more wake up after that, and end it.
+            while self._talk is not None and self._latest is talk:
                 self._talk.scope.cancel()
                 await self._talk.over.wait()
             if self._latest is talk:
@@ -175,7 +187,7 @@ class Peer:
             self._changed.set()
 
         self._outbox = outbox = Outbox(stream, WRITE_MS, changed)
-        incoming = Incoming(router, lane.route, self._put, lambda: outbox.waiting_bytes)
+        incoming = Incoming(router, lane.route, self._put, lambda: outbox.waiting_bytes, self._tracing)
         reader = _Reader(lambda messages: self._take(messages, incoming))
         fd = stream.socket.fileno()
         self.send(self._hello)
@@ -277,6 +289,11 @@ class _Reader:
         self.over = trio.Event()
         self._take = take
         self._messages = unpacker()
+
+    @property
+    def whose(self) -> str:
+        """Nobody's: it carries what all tenants ask."""
+        return ""
 
     def received(self, data: bytes) -> None:
         self._messages.feed(data)

@@ -15,8 +15,8 @@ class RemoteShard:
         self.number = number
         self._peer = peer
 
-    def submit(self, envelopes: Sequence[Envelope]) -> int:
-        """Pass commands on to the owner; returns how many there was room for."""
+    def submit(self, envelopes: Sequence[Envelope]) -> Sequence[Envelope]:
+        """Pass commands on to the owner; returns those that there was no room for."""
         return self._peer.submit(self.number, envelopes)
 
     @property

@@ -11,7 +11,13 @@ from bench.__main__ import SECTIONS, run, scratch
 from bench.harness import Result
 from bench.plan import TINY, Bench
 
-NEEDS_NO_PEER = ("HTTP, one call", "the decision itself", "expiry storm, callers' p99", "a single alarm step")
+NEEDS_NO_PEER = (
+    "HTTP, one call",
+    "the decision itself",
+    "expiry storm, callers' p99",
+    "a single alarm step",
+    "dispatch, from the call to its delivery",
+)
 """Targets that every run measures, whatever is installed and however few keys it has."""
 
 

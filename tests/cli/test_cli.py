@@ -17,6 +17,7 @@ from idemactor import __version__
 from idemactor.cli.main import main
 from idemactor.config import ServerConfig
 from idemactor.errors import StartError, StorageError
+from idemactor.server.service_manager import Inherited, ServiceManager
 from idemactor.storage.check import Finding, Report, Severity, ShardReport
 
 
@@ -28,7 +29,20 @@ class FakeNode(types.ModuleType):
         self.configs: list[ServerConfig] = []
         self.failure: BaseException | None = None
 
-    async def run(self, config: ServerConfig, *, announce: Callable[[str], None]) -> None:
+    async def run(
+        self,
+        config: ServerConfig,
+        *,
+        load: Callable[[], ServerConfig],
+        announce: Callable[[str], None],
+        sockets: Inherited,
+        manager: ServiceManager,
+    ) -> None:
+        # What it was started with is what would be read again.
+        assert load() == config
+        # Nobody passed anything on, and nobody is to be told.
+        assert not sockets.sockets
+        assert manager.beat_ms is None
         await trio.lowlevel.checkpoint()
         self.configs.append(config)
         if self.failure is not None:
@@ -152,7 +166,7 @@ class FakeCheck(types.ModuleType):
         self.paths: list[Path] = []
         self.answer: Report | Exception = report()
 
-    def check_directory(self, path: Path) -> Report:
+    def check_directory(self, path: Path, _progress: object) -> Report:
         self.paths.append(path)
         if isinstance(self.answer, Exception):
             raise self.answer

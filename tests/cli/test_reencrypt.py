@@ -11,6 +11,7 @@ import pytest
 import trio
 from click.testing import CliRunner
 
+from idemactor.cli.exits import Exit
 from idemactor.cli.main import main
 from idemactor.core.delivery import Intent
 from idemactor.core.record import Incident, Outcome
@@ -88,7 +89,7 @@ def test_without_the_old_key_it_says_so_and_changes_nothing(tmp_path: Path) -> N
     path = tmp_path / "data"
     fill(path, (OLD,))
     result = CliRunner().invoke(main, ["reencrypt", "--config", str(configured(path, (NEW,)))])
-    assert result.exit_code == 1
+    assert result.exit_code == Exit.USAGE
     assert "not among those" in result.output
     has_everything(path, (OLD,))
 
@@ -98,9 +99,9 @@ def test_a_running_server_or_no_keys_are_refused(tmp_path: Path) -> None:
     fill(path, ())
     (tmp_path / "bare.toml").write_text(f'[server]\ndata_dir = "{path}"\n')
     result = CliRunner().invoke(main, ["reencrypt", "--config", str(tmp_path / "bare.toml")])
-    assert (result.exit_code, "encryption_key_file" in result.output) == (1, True)
+    assert (result.exit_code, "encryption_key_file" in result.output) == (Exit.USAGE, True)
     with DataDirectory.open(path):
         result = CliRunner().invoke(main, ["reencrypt", "--config", str(configured(path, (NEW,)))])
-    assert (result.exit_code, "in use" in result.output) == (1, True)
+    assert (result.exit_code, "in use" in result.output) == (Exit.USAGE, True)
     with pytest.raises(StartError):
         DataDirectory.open(path, 2)

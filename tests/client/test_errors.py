@@ -12,6 +12,7 @@ from idemactor.client import Outcome, errors
 
 GIVEN: dict[str, object] = {
     "code": "IDEMPOTENCY_X",
+    "state": "delivering",
     "detail": "one sentence",
     "attempt": 3,
     "operation_id": "o",

@@ -209,7 +209,9 @@ class Model:
             return self.record(command.identity, phase)
         if isinstance(command, Forget):
             return self.forget(command, phase, now)
-        return self.word(command, phase, policy, now)
+        if isinstance(command, Commit | Release | Extend | Doubt | Resolve):
+            return self.word(command, phase, policy, now)
+        raise NotImplementedError("what is dispatched has a table of its own")
 
     # ---------------------------------------------------------------------------------------- reserve and accept
 

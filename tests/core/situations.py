@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 from idemactor.core.commands import (
     Accept,
@@ -53,7 +53,9 @@ class Play:
 
     def decision(self, command: Command) -> Decision:
         """Decide ``command`` and keep what it changed."""
-        made = decide(self.entry, command, self.policy, self.now, Fresh(self.tokens + 1, self.tokens, self.room))
+        seq = self.now * 1_000 + self.tokens
+        fresh = Fresh(self.tokens + 1, self.tokens, self.room, seq)
+        made = decide(self.entry, command, self.policy, self.now, fresh)
         if made.granted:
             self.tokens += 1
         if made.changed:
@@ -66,12 +68,12 @@ class Play:
         """The reply to ``command``."""
         return self.decision(command).reply
 
-    def after(self, ms: int) -> Play:
+    def after(self, ms: int) -> Self:
         """Time passes; no alarm does anything."""
         self.now += ms
         return self
 
-    def swept(self) -> Play:
+    def swept(self) -> Self:
         """The alarm of the key does its work."""
         if self.entry is not None:
             self.entry = sweep(self.entry, self.policy, self.now)

@@ -23,7 +23,8 @@ from idemactor.core.replies import Unavailable
 from idemactor.errors import StorageError
 from idemactor.storage.check import check_directory
 from idemactor.storage.checksums import checked_vfs
-from idemactor.storage.directory import DataDirectory, shard_name
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.layout import shard_name
 from idemactor.storage.sqlite_create import PAGE_BYTES
 from idemactor.storage.wal_frames import frames_in
 from tests.faults.disk import FaultyDisk

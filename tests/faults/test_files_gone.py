@@ -13,8 +13,9 @@ import trio
 from idemactor.core.commands import Get
 from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.replies import Unavailable
-from idemactor.storage.directory import DataDirectory, shard_name
+from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
+from idemactor.storage.layout import shard_name
 from idemactor.storage.sqlite import LOOK_S
 from tests.faults.life import SHARDS, Caller
 from tests.faults.test_changed_bytes import life_in, on_mock_time

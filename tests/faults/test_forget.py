@@ -10,7 +10,8 @@ import apsw
 import trio
 
 from idemactor.storage.checksums import checked_vfs
-from idemactor.storage.directory import DataDirectory, shard_name
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.layout import shard_name
 from tests.faults.life import EVICT_AFTER_MS, SHARDS
 from tests.faults.test_changed_bytes import life_in, on_mock_time
 

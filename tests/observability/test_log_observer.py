@@ -47,3 +47,14 @@ def test_a_forged_request_is_logged_by_its_source(log: io.StringIO) -> None:
     LogObserver().forged("github")
     line = json.loads(log.getvalue())
     assert (line["level"], line["event"], line["source"]) == ("info", "signature_refused", "github")
+
+
+def test_a_destination_that_is_down_or_well_again_is_logged_and_its_probes_are_not(log: io.StringIO) -> None:
+    for state in ("open", "half_open", "open", "half_open", "closed"):
+        LogObserver().breaker_changed("orders", state)
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["level"], line["event"], line["state"]) for line in lines] == [
+        ("warning", "destination_breaker", "open"),
+        ("warning", "destination_breaker", "open"),
+        ("warning", "destination_breaker", "closed"),
+    ]

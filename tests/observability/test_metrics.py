@@ -13,6 +13,7 @@ from idemactor.core.tally import Tally
 from idemactor.observability.metrics import BATCH_BOUNDS, CONTENT_TYPE, Metrics, ShardStanding
 from idemactor.observability.observer import Observer
 
+STATES: Final = ("closed", "open", "half_open")
 NOW_MS: Final = 1_700_000_010_000
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -161,6 +162,25 @@ def test_counts_are_added_up_over_the_shards_that_answer(metrics: Metrics) -> No
     assert ("idemactor_waiting", frozenset({("shard", "2")})) not in found
 
 
+def test_the_oldest_in_doubt_of_each_namespace(metrics: Metrics) -> None:
+    def doubting(number: int, *oldest: tuple[tuple[str, str], int]) -> ShardStanding:
+        inspected = Inspected((), None, 0, 0, oldest_in_doubt_at=oldest)
+        return ShardStanding(number, 0, False, True, inspected)
+
+    trade, other = ("acme", "trade"), ("acme", "other")
+    found = samples(
+        metrics, doubting(0, (trade, NOW_MS - 5_000), (other, NOW_MS + 7)), doubting(1, (trade, NOW_MS - 60_000))
+    )
+    assert value(found, "oldest_in_doubt_age_seconds", tenant="acme", namespace="trade") == 60
+    assert value(found, "oldest_in_doubt_age_seconds", tenant="acme", namespace="other") == 0
+
+
+def test_when_a_shard_last_wrote(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1_700_000_000.1239)
+    metrics.batch_written(3, 1, 0.1, 0.1)
+    assert value(samples(metrics), "last_write_timestamp_seconds", shard="3") == 1_700_000_000.124
+
+
 def test_nothing_pends(metrics: Metrics) -> None:
     assert value(samples(metrics, standing(0)), "oldest_pending_age_seconds") == 0
 
@@ -193,3 +213,20 @@ def test_every_happening_is_overridden() -> None:
 def test_the_content_type_is_the_one_that_is_written(metrics: Metrics) -> None:
     assert re.fullmatch(r"text/plain; version=0\.0\.4; charset=utf-8", CONTENT_TYPE)
     assert metrics.render([], NOW_MS).startswith(b"# HELP idemactor_commands_total")
+
+
+def test_dispatch_is_counted_and_shown(metrics: Metrics) -> None:
+    metrics.delivered("orders", "succeeded")
+    metrics.delivered("orders", "succeeded")
+    metrics.delivered("orders", "in_doubt")
+    metrics.reconciled("orders", "committed")
+    metrics.deliveries_in_flight("orders", 3)
+    metrics.breaker_changed("orders", "open")
+    metrics.breaker_changed("orders", "half_open")
+    found = samples(metrics)
+    assert value(found, "deliveries_total", namespace="orders", result="succeeded") == 2
+    assert value(found, "deliveries_total", namespace="orders", result="in_doubt") == 1
+    assert value(found, "reconciled_total", namespace="orders", result="committed") == 1
+    assert value(found, "deliveries_in_flight", namespace="orders") == 3
+    states = {state: value(found, "destination_breaker", namespace="orders", state=state) for state in STATES}
+    assert states == {"closed": 0, "open": 0, "half_open": 1}

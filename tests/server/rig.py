@@ -11,7 +11,7 @@ from hashlib import sha256
 import trio
 
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock
+from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.limits import LEASE_MS_MAX
 from idemactor.core.policy import OnDuplicate, Policy
@@ -22,7 +22,9 @@ from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
+from idemactor.server.tracing import Tracing
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.router import Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from idemactor.wire.requests import Watch
@@ -81,11 +83,13 @@ async def running(
     sources: Mapping[str, Source] = SHIPPED,
     watch: Watch | None = None,
     observer: Observer | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
     metrics = Metrics(process=False)
     census, rng = Census(), random.Random(7)
     time = Clock(START_MS, clock.current_time)
+    bell, sequencer = Bell(), Sequencer(time.now_us)
     disks = [MemoryDisk() for _ in range(shards)]
     actors = []
     for number, disk in enumerate(disks):
@@ -102,13 +106,18 @@ async def running(
                 metrics,
                 ShardSettings(mailbox_max=mailbox_max),
                 opened,
+                tracer=tracing,
+                bell=bell,
+                sequencer=sequencer,
             )
         )
     router = Router(actors, metrics)
+    bell.on_moved = router.lines_moved
     seen = metrics if observer is None else Observers(metrics, observer)
     authenticator = Authenticator(tokens, policies, resolver_of(sources, time.now_ms, seen.forged), watch)
-    context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms)
+    context = ServerContext(router, policies, authenticator, seen, metrics, time.now_ms, bell=bell)
     context.sources = sources
+    context.tracing = tracing
     async with trio.open_nursery() as nursery:
         if run:
             await nursery.start(router.run)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import trio
 
-from idemactor.core.commands import Forget, Get, Resolve, Verdict
+from idemactor.core.commands import Cancel, Forget, Get, Resolve, Verdict
 from idemactor.core.keys import Identity
 from idemactor.core.record import Outcome
 from idemactor.core.replies import Forgotten, NothingToForget
@@ -69,7 +69,7 @@ async def test_over_a_door_it_is_the_tokens_name(path: Path, audit: Audit, mock_
         rig.context.audit = audit
         principal = rig.context.authenticator.authenticate("operator-token")
         assert principal is not None
-        await operations.carry_out(rig.context, [Forget(KEY)], trio.Event(), principal.who)
+        await operations.carry_out(rig.context, [Forget(KEY)], trio.Event(), operations.Asked(principal.who))
         (line,) = lines(path)
         assert (line["who"], line["op"], line["key"]) == ("acme-operator", "forget", "key")
         scope = rig.context.authenticator.scope(principal, "trade", "acknowledge")
@@ -77,6 +77,37 @@ async def test_over_a_door_it_is_the_tokens_name(path: Path, audit: Audit, mock_
             await operations.acknowledge(rig.context, scope, {"id": "0-1"}, Dialect.JSON)()
         assert [line["op"] for line in lines(path)] == ["forget", "acknowledge"]
         assert lines(path)[1]["result"].startswith("IDEMPOTENCY_")
+
+
+async def test_in_a_batch_it_is_the_tokens_name_and_others_leave_none(
+    path: Path, audit: Audit, mock_clock: trio.testing.MockClock
+) -> None:
+    async with running(mock_clock, tokens=TOKENS) as rig:
+        rig.context.audit = audit
+        operator, caller = (rig.context.authenticator.authenticate(f"{who}-token") for who in ("operator", "caller"))
+        resolve = {"op": "resolve", "namespace": "trade", "key": "held", "token": 7, "verdict": "released"}
+        reserve = {"op": "reserve", "namespace": "trade", "key": "held"}
+        for principal in (operator, caller):
+            for ops in ([resolve, reserve], [reserve]):
+                batch = operations.Batch.read(rig.context, principal, {"ops": ops}, Dialect.JSON)
+                replies = Replies(len(batch.commands))
+                rig.context.router.route(batch.envelopes(rig.context, replies))
+                await replies.wait()
+        (line,) = lines(path)
+        assert (line["who"], line["op"], line["key"]) == ("acme-operator", "resolve", "held")
+
+
+async def test_what_was_dispatched_and_an_operator_takes_back(
+    path: Path, audit: Audit, mock_clock: trio.testing.MockClock
+) -> None:
+    cancelled = Cancel(KEY, "some-operation")
+    async with running(mock_clock, tokens=TOKENS) as rig:
+        rig.context.audit = audit
+        await operations.carry_out(rig.context, [cancelled], trio.Event(), operations.Asked("night-shift"))
+        await operations.carry_out(rig.context, [cancelled], trio.Event())
+    (line,) = lines(path)
+    assert (line["who"], line["op"], line["operation_id"]) == ("night-shift", "cancel", "some-operation")
+    assert line["result"] == "IDEMPOTENCY_UNKNOWN_KEY"
 
 
 def test_a_file_that_was_moved_away_is_made_anew(path: Path, audit: Audit) -> None:

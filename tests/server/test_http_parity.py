@@ -31,7 +31,7 @@ from idemactor.storage.memory import Fault
 from tests.server.rig import START_MS, TOKENS, Rig, running
 
 KEYS = json.loads((Path(__file__).parent.parent / "cases" / "keys.json").read_bytes())["cases"]
-HOT = ("reserve", "accept", "commit", "release", "extend")
+HOT = ("reserve", "accept", "commit", "release", "extend", "dispatch")
 
 Reply = tuple[bytes, list[bytes], bytes]
 """Status line, fields in order of the alphabet but for the date, body."""
@@ -201,6 +201,33 @@ async def test_an_operation_from_reserve_to_replay(mock_clock: MockClock) -> Non
     )
     assert json.loads(lanes.fast[8][2])["outcome"] == OUTCOME
     assert any(field.startswith(b"retry-after: ") for field in lanes.fast[2][1])
+
+
+async def test_dispatching(mock_clock: MockClock) -> None:
+    intent = {"content_type": "application/json", "body": '{"a":1}', "headers": {"X-A": "b"}}
+    dispatch = {"op": "dispatch", "namespace": "default", "key": "b", "intent": intent}
+    events = [{"content_type": "text/plain", "body_b64": "/w==", "order_key": "o"}]
+    lanes = await agree(
+        mock_clock,
+        call("dispatch", key="k", intent=intent, order_key="o"),
+        call("dispatch", key="k", intent={**intent, "body": '{ "a": 1.0 }'}),
+        call("dispatch", key="k", intent={**intent, "body": '{"a":2}'}),
+        call("dispatch", "Idempotency-Key: h", intent=intent),
+        call("dispatch", key="x", intent={**intent, "headers": {"Host": "b"}}),
+        call("dispatch", key="x", intent={**intent, "body": "x" * 262_144}),
+        call("dispatch", key="x"),
+        call("reserve", key="k"),
+        call("reserve", key="e"),
+        call("commit", key="e", token=3, events=events),
+        call("commit", key="e", token=3, events=[*events, {"more": 1}]),
+        post("/v1/batch", {"ops": [dispatch, dispatch]}),
+        call("dispatch", key="e", intent=intent),
+        status=[202, 202, 422, 202, 400, 413, 400, 409, 201, 200, 400, 200, 200],
+    )
+    operation_id = json.loads(lanes.fast[0][2])["operation_id"]
+    place = b"location: /v1/default/operations/" + operation_id.encode()
+    assert [place in reply[1] for reply in lanes.fast[:4]] == [True, True, False, False]
+    assert all(json.loads(reply[2])["proceed"] is False for reply in lanes.fast[:8])
 
 
 RAW = {"method": "POST", "path": "/h?a=1", "headers": [["X-GitHub-Delivery", "d-1"]], "body": "{}"}
@@ -445,7 +472,7 @@ async def test_odd_hosts(host: bytes, mock_clock: MockClock) -> None:
 
 @pytest.mark.parametrize("op", [*HOT, "batch"])
 async def test_the_size_of_a_body(op: str, mock_clock: MockClock) -> None:
-    most = OUTCOME_BODY_BYTES_MAX if op in ("commit", "accept") else BODY_BYTES_MAX
+    most = OUTCOME_BODY_BYTES_MAX if op in ("commit", "accept", "dispatch") else BODY_BYTES_MAX
     path = "/v1/batch" if op == "batch" else f"/v1/default/{op}"
     start = b'{"nonsense":1}'
     await agree(mock_clock, post(path, start + b" " * (most - len(start))), status=400)
@@ -517,6 +544,8 @@ async def test_overload_failure_and_shutdown(op: str, mock_clock: MockClock) -> 
     members: dict[str, Any] = {"key": "k"} if op in ("reserve", "accept") else {"key": "k", "token": 1}
     if op == "extend":
         members["lease_ms"] = 5
+    if op == "dispatch":
+        members = {"key": "k", "intent": {"body": "do it"}}
     request = call(op, **members)
     if op == "batch":
         request = post("/v1/batch", {"ops": [{"op": "accept", "namespace": "default", "key": "k"}]})
@@ -525,7 +554,7 @@ async def test_overload_failure_and_shutdown(op: str, mock_clock: MockClock) -> 
     await agree(mock_clock, request, request, status=status, drained=True)
     if op != "batch":
         assert b"retry-after: 1" in full.fast[0][1]
-    if op in ("reserve", "accept", "batch"):
+    if op in ("reserve", "accept", "dispatch", "batch"):
         await agree(mock_clock, request, status=status, failing=True)
 
 

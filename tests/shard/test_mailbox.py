@@ -9,6 +9,8 @@ import pytest
 import trio
 
 from idemactor.core.commands import Get
+from idemactor.core.keys import Identity
+from idemactor.core.queries import Inspect
 from idemactor.shard.mailbox import Envelope, Mailbox
 from tests.shard.harness import Call, identity, on_mock_time
 
@@ -21,13 +23,13 @@ def letters(count: int) -> list[Envelope]:
 def test_it_takes_what_there_is_room_for_and_says_how_many() -> None:
     box = Mailbox(3)
     sent = letters(5)
-    assert box.put(sent[:2]) == 2
-    assert box.put(sent[2:]) == 1
-    assert box.put(sent[3:]) == 0
+    assert box.put(sent[:2]) == []
+    assert box.put(sent[2:]) == sent[3:]
+    assert box.put(sent[3:]) == sent[3:]
     assert len(box) == 3
     assert box.take(10) == sent[:3]
     assert len(box) == 0
-    assert box.put(sent[3:]) == 2
+    assert box.put(sent[3:]) == []
 
 
 def test_taking_goes_in_order_and_in_steps() -> None:
@@ -110,7 +112,57 @@ async def test_a_cancelled_reader_leaves_the_box_as_it_was() -> None:
             await box.wait(100)
         assert scope.cancelled_caught
         sent = letters(2)
-        assert box.put(sent) == 2
+        assert box.put(sent) == []
         await box.wait(100)
         assert trio.current_time() == 1
         assert box.take(10) == sent
+
+
+# ---------------------------------------------------------------------------------------------------------- tenants
+
+
+def of(tenant: str, count: int) -> list[Envelope]:
+    command = Get(Identity(tenant, "default", "k"))
+    return [Envelope(command, Call(command), (tenant, number)) for number in range(count)]
+
+
+def tags(envelopes: list[Envelope]) -> list[object]:
+    return [envelope.tag for envelope in envelopes]
+
+
+def test_where_more_waits_than_a_turn_takes_tenants_take_turns() -> None:
+    box = Mailbox(1_000)
+    box.put(of("loud", 500))
+    box.put(of("quiet", 3))
+    first = box.take(10)
+    expected = [*(("loud", number) for number in range(7)), *(("quiet", number) for number in range(3))]
+    assert sorted(tags(first), key=str) == expected
+    box.put(of("late", 1))
+    assert ("late", 0) in tags(box.take(2))
+    rest = box.take(1_000)
+    assert len(box) == 0
+    # In the order in which they came, whoever came between.
+    assert tags(rest) == [("loud", number) for number in range(500 - len(rest), 500)]
+    # And it is a plain queue again.
+    box.put(of("quiet", 1) + of("loud", 1))
+    assert tags(box.take(5)) == [("quiet", 0), ("loud", 0)]
+
+
+def test_more_tenants_than_a_turn_takes_all_have_their_turn() -> None:
+    box = Mailbox(100)
+    names = [f"t{number}" for number in range(7)]
+    box.put([envelope for name in names for envelope in of(name, 2)])
+    taken = [tag for _ in range(5) for tag in tags(box.take(3))]
+    assert len(taken) == 14
+    assert {tag[0] for tag in taken[:7]} == set(names)  # type: ignore[index]
+
+
+def test_a_tenant_that_fills_its_line_leaves_the_others_theirs() -> None:
+    box = Mailbox(4)
+    assert tags(box.put(of("loud", 6))) == [("loud", 4), ("loud", 5)]
+    assert box.put(of("quiet", 2)) == []
+    assert tags(box.put(of("loud", 1) + of("quiet", 3))) == [("loud", 0), ("quiet", 2)]
+    assert len(box) == 8
+    # Neither does it keep out what the server itself asks.
+    inspect = Inspect()
+    assert box.put([Envelope(inspect, Call(inspect), None)]) == []

@@ -20,10 +20,11 @@ from idemactor.storage import directory as directory_module
 from idemactor.storage import journal_file
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
-from idemactor.storage.directory import DataDirectory, journal_name
+from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import JournalFile
 from idemactor.storage.journaled import JournaledEngine
+from idemactor.storage.layout import journal_name, write_meta
 from idemactor.storage.sqlite import SqliteEngine
 from tests.storage.samples import NOW, pending
 
@@ -153,7 +154,7 @@ def _ends_after(steps: int, path: Path, workers: int, patched: pytest.MonkeyPatc
         return step
 
     patched.setattr(directory_module, "create_journal", counted(journal_file.create_journal))
-    patched.setattr(directory_module, "_write_meta", counted(directory_module._write_meta))
+    patched.setattr(directory_module, "write_meta", counted(write_meta))
     patched.setattr(directory_module, "_remove_journals", counted(directory_module._remove_journals))
     try:
         settle(path, workers)

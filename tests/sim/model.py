@@ -12,16 +12,24 @@ from typing import assert_never
 
 from idemactor.core.commands import (
     Accept,
+    AckEvent,
+    Cancel,
+    Claim,
     Command,
     Commit,
+    Dispatch,
     Doubt,
     Extend,
     Forget,
     Get,
+    Lapse,
+    NackEvent,
+    Postpone,
     Release,
     Reserve,
     Resolve,
     Verdict,
+    Watch,
 )
 from idemactor.core.policy import OnDoubt, OnLeaseExpiry, Policy
 from idemactor.core.record import Outcome
@@ -146,7 +154,7 @@ def _answer(state: State, command: Command, policy: Policy, now: int, reply: Rep
             return _get(state, reply)
         case Commit() | Release() | Extend() | Doubt() | Resolve():
             return _end(state, command, policy, now)
-        case Forget():
+        case Forget() | Dispatch() | Claim() | Lapse() | Postpone() | Cancel() | Watch() | AckEvent() | NackEvent():
             raise NotImplementedError
         case _:
             assert_never(command)

@@ -10,17 +10,18 @@ from typing import Any
 import trio
 
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock
+from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.ledger import CACHE_BYTES_MAX, Ledger
 from idemactor.core.policy import Policy
 from idemactor.observability.observer import NOBODY
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
-from tests.sim.checks import memory_is_disk, tallies
+from tests.sim.checks import memory_is_disk, outbox_is_disk, tallies
 from tests.sim.history import History, Op
 
 CACHES = (CACHE_BYTES_MAX, 1_600)
@@ -61,6 +62,7 @@ class SimShard(Shard):
             self._entropy,
             token,
             opened.tallies,
+            sequence=self._sequencer.next,
             cache_bytes_max=CACHES[self.number % 2],
         )
 
@@ -80,20 +82,22 @@ class SimShard(Shard):
 
     async def _write(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._write(ledger, turn)
-        self._compare(ledger)
+        await self._compare(ledger, turn.now)
 
     def forgotten(self) -> list[Op]:
         """Ops of this shard that were not answered and that it knows nothing of."""
-        known = {envelope.sink for envelope in (*self._mailbox._queue, *self.in_hand)}
+        known = {envelope.sink for envelope in (*self._mailbox, *self.in_hand)}
         if self._ledger is not None:
             known |= {waiter.ticket.sink for queue in self._ledger._waiters.values() for waiter in queue}
             known |= {envelope.sink for envelope, _ in self._ledger._work.replies}
         ours = (op for op in self.history.ops if op.shard == self.number and op.answered is None)
         return [op for op in ours if op not in known and not op.closed]
 
-    def _compare(self, ledger: Ledger[Envelope]) -> None:
+    async def _compare(self, ledger: Ledger[Envelope], now: int) -> None:
         assert isinstance(self._engine, MemoryEngine)
         disk = self._engine.disk
+        rows = await self._engine.outbox(0, len(disk.entries) + len(disk.events))
+        self.history.violations += outbox_is_disk.differences(ledger, disk, rows, now)
         self.history.violations += memory_is_disk.differences(ledger, disk)
         self.history.violations += tallies.differences(disk)
 
@@ -116,6 +120,7 @@ async def start_node(
     rng: Random,
     history: History,
     shard_type: type[SimShard],
+    namespace: str,
 ) -> Node:
     """Start on what the disks hold; the server's time is the later of the wall clock and of the disks."""
     census, engines = Census(), [SimEngine(disk) for disk in disks]
@@ -125,13 +130,17 @@ async def start_node(
         engine.disk.failing_opens = 0
     opened = [await engine.open() for engine in engines]
     clock = Clock(max(wall_ms, *(each.latest_ms for each in opened)), trio.current_time)
+    bell, sequencer = Bell(), Sequencer(clock.now_us)
+
+    def entropy() -> int:
+        return rng.getrandbits(ENTROPY_BITS)
+
     shards = [
-        shard_type(
-            n, engine, policies, census, clock, lambda: rng.getrandbits(ENTROPY_BITS), NOBODY, settings, opened[n]
-        )
+        shard_type(n, engine, policies, census, clock, entropy, NOBODY, settings, opened[n], None, bell, sequencer)
         for n, engine in enumerate(engines)
     ]
     for shard in shards:
         shard.history = history
-    (policy,) = policies.values()
-    return Node(policy, shards, Router(shards, NOBODY), clock)
+    router = Router(shards, NOBODY)
+    bell.on_moved = router.lines_moved
+    return Node(policies[namespace], shards, router, clock)

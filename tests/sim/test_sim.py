@@ -1,6 +1,6 @@
 """The simulator: many seeds, every checker, and the proof that the checkers find planted mistakes.
 
-``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one.
+``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one; of what is dispatched it is a fifteenth of them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,23 @@ import os
 
 import pytest
 
-from tests.sim.checks import answered, drained, linearizable, no_double_hold, replays, tallies, tokens
+from idemactor.core.delivery import OperationState
+from tests.sim.checks import (
+    accepted,
+    answered,
+    drained,
+    events,
+    executions,
+    linearizable,
+    no_double_hold,
+    overtaking,
+    replays,
+    tallies,
+    tokens,
+)
 from tests.sim.node import SimShard
 from tests.sim.planted import PLANTED
+from tests.sim.planted_outbox import PLANTED_OUTBOX
 from tests.sim.world import World, run_world
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "300"))
@@ -28,15 +42,23 @@ def verdict(world: World) -> list[str]:
     found += drained.check(world)
     for disk in world.disks:
         found += tallies.differences(disk)
+    return found + (verdict_on_dispatch(world) if world.dispatching else [])
+
+
+def verdict_on_dispatch(world: World) -> list[str]:
+    """All that is wrong with what was dispatched in a run."""
+    found = world.dispatches.violations + answered.check(world.dispatches)
+    for check in (executions.check, overtaking.check, accepted.check, events.check):
+        found += check(world)
     return found
 
 
-def seeds() -> list[range]:
+def seeds(count: int = SEEDS) -> list[range]:
     """The seeds of this session, in chunks."""
     if "SIM_SEED" in os.environ:
         seed = int(os.environ["SIM_SEED"])
         return [range(seed, seed + 1)]
-    return [range(start, min(start + CHUNK, SEEDS)) for start in range(0, SEEDS, CHUNK)]
+    return [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
 
 
 @pytest.mark.parametrize("chunk", seeds(), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
@@ -46,15 +68,29 @@ def test_no_seed_breaks_a_promise(chunk: range) -> None:
         assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
 
 
+@pytest.mark.parametrize("chunk", seeds(max(1, SEEDS // 15)), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
+def test_no_seed_breaks_a_promise_about_what_is_dispatched(chunk: range) -> None:
+    for seed in chunk:
+        found = verdict(run_world(seed, dispatching=True))
+        assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_mistake_is_found(name: str) -> None:
     assert any(finds(seed, PLANTED[name]()) for seed in range(SEEDS_TO_FIND_A_BUG)), f"nobody noticed: {name}"
 
 
-def finds(seed: int, shard_type: type[SimShard]) -> bool:
+@pytest.mark.parametrize("name", PLANTED_OUTBOX)
+def test_a_planted_mistake_with_what_is_dispatched_is_found(name: str) -> None:
+    make, first = PLANTED_OUTBOX[name]
+    found = (finds(seed, make(), dispatching=True) for seed in (first, *range(SEEDS_TO_FIND_A_BUG)))
+    assert any(found), f"nobody noticed: {name}"
+
+
+def finds(seed: int, shard_type: type[SimShard], *, dispatching: bool = False) -> bool:
     """Whether a seed shows that something is wrong; a shard that falls over counts."""
     try:
-        return bool(verdict(run_world(seed, shard_type)))
+        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching)))
     except BaseExceptionGroup:
         return True
 
@@ -63,6 +99,30 @@ def test_a_seed_is_one_run() -> None:
     first, second = (run_world(7).history.ops for _ in range(2))
     assert len(first) > 100
     assert [repr(op) for op in first] == [repr(op) for op in second]
+
+
+def test_a_seed_with_dispatch_is_one_run() -> None:
+    first, second = (run_world(7, dispatching=True).dispatches.ops for _ in range(2))
+    assert len(first) > 50
+    assert [repr(op) for op in first] == [repr(op) for op in second]
+
+
+def test_the_world_of_what_is_dispatched_is_eventful() -> None:
+    worlds = [run_world(seed, dispatching=True) for seed in range(8)]
+    answers = {(type(op.command).__name__, type(op.reply).__name__) for world in worlds for op in world.dispatches.ops}
+    expected = {
+        ("Cancel", "Cancelled"), ("Cancel", "Uncancellable"), ("Commit", "Committed"),
+        ("Dispatch", "Dispatched"), ("Dispatch", "NoneType"), ("Dispatch", "Unavailable"), ("Doubt", "Doubted"),
+        ("Extend", "Extended"), ("Postpone", "Postponed"), ("Postpone", "Stale"), ("Postpone", "AlreadyCommitted"),
+        ("Release", "Released"), ("Resolve", "Committed"), ("Resolve", "Released"), ("NackEvent", "Nacked"),
+        ("AckEvent", "Acked"), ("Watch", "Watched"),
+    }  # fmt: skip
+    assert answers >= expected
+    states = {state for world in worlds for _, state in accepted.endings(world).values()}
+    assert states == {state for state in OperationState if state.ended}
+    attempts = [e.record.attempt for world in worlds for d in world.disks for e in d.entries.values() if e.record]
+    assert max(attempts) > 3
+    assert sum(len(world.destination.executions) for world in worlds) > 100
 
 
 def test_the_world_is_eventful() -> None:

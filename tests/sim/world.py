@@ -9,20 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Final
+from unittest import mock
 
 import trio
 from trio.testing import MockClock
 
 from idemactor.core.commands import Command
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.policy import OnDoubt, OnLeaseExpiry, Policy
+from idemactor.core.policy import DispatchPolicy, OnDoubt, OnLeaseExpiry, Policy
+from idemactor.core.queries import Query, TakenEvent
+from idemactor.shard import taking
 from idemactor.shard.actor import ShardSettings
-from idemactor.shard.mailbox import Envelope
+from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.memory import Fault, MemoryDisk
 from tests.sim.callers import Caller
+from tests.sim.destination import BLIND, SAFE, Destination
+from tests.sim.dispatchers import Dispatcher
 from tests.sim.history import History, Op
 from tests.sim.node import Node, SimShard, start_node
+from tests.sim.relays import Question, Reconciler, Relay
 
 NAMESPACE: Final = "trade"
 START_MS: Final = 1_700_000_000_000
@@ -50,6 +56,13 @@ class World:
     history: History = field(default_factory=History)
     tokens: dict[Identity, list[int]] = field(default_factory=dict)
     stopping: bool = False
+    dispatching: bool = False
+    recognised: bool = True
+    incarnation: int = 0
+    destination: Destination = field(default_factory=lambda: Destination(Random(0)))
+    dispatches: History = field(default_factory=History)
+    questions: set[Question] = field(default_factory=set)
+    shown: list[tuple[str, TakenEvent]] = field(default_factory=list)
     wall_step_ms: int = 0
     rest_ms: int = 0
     node: Node | None = None
@@ -60,18 +73,72 @@ class World:
         while self.node is None:
             await self.up.wait()
         node, count = self.node, len(self.disks)
+        history = self.history if commands[0].identity.namespace == NAMESPACE else self.dispatches
         ops = [
-            self.history.begin(command, node.policy, shard_of(identity_hash(command.identity), count))
+            history.begin(command, node.policy, shard_of(identity_hash(command.identity), count))
             for command in commands
         ]
         node.router.route([Envelope(op.command, op, None) for op in ops])
         return ops
 
+    async def present(self) -> None:
+        """Wait for a node."""
+        while self.node is None:
+            await self.up.wait()
+
+    async def ask(self, shard: int, query: Query) -> Answer | None:
+        """Ask a shard beside the state table, as soon as there is a node; None where the node died first."""
+        await self.present()
+        assert self.node is not None
+        question = Question(query)
+        self.questions.add(question)
+        self.node.router.ask(shard, Envelope(query, question, None))
+        await question.done.wait()
+        self.questions.discard(question)
+        return question.answer
+
+    def now_ms(self) -> int:
+        """The server's time, or about that while there is none."""
+        return self.node.clock.now_ms() if self.node else START_MS + int(trio.current_time() * 1000)
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards there are."""
+        return len(self.disks)
+
+    @property
+    def drained(self) -> bool:
+        """Whether the callers have stopped and nothing that was dispatched is left to be done."""
+        return self.stopping and not any(disk.events or _open(disk) for disk in self.disks)
+
+    def _start_dispatching(self, nursery: trio.Nursery) -> None:
+        rng = self.rng
+        self.destination.nursery = nursery
+        for number in range(rng.randint(1, 3)):
+            nursery.start_soon(Dispatcher(f"d{number}", self, rng).run)
+        for namespace in (SAFE, BLIND):
+            for number in range(rng.randint(1, 2)):
+                relay = Relay(f"{namespace}{number}", self, rng, namespace, nursery, inside=number == 0)
+                nursery.start_soon(relay.run)
+        nursery.start_soon(Reconciler("reconciler", self, rng).run)
+
+    def _policies(self) -> dict[str, Policy]:
+        if not self.dispatching:
+            return {NAMESPACE: self.policy}
+        forever = replace(self.policy, ttl_ms=10**9)
+        return {
+            NAMESPACE: self.policy,
+            SAFE: replace(forever, dispatch=DispatchPolicy(recognised=self.recognised, horizon_ms=20_000)),
+            BLIND: replace(forever, dispatch=DispatchPolicy(recognised=False, horizon_ms=20_000)),
+        }
+
     async def live(self) -> None:
         """The whole run."""
         rng = self.rng
         async with trio.open_nursery() as callers:
-            for number in range(rng.randint(3, 5)):
+            if self.dispatching:
+                self._start_dispatching(callers)
+            for number in range(1 if self.dispatching else rng.randint(3, 5)):
                 callers.start_soon(Caller(f"c{number}", self, rng).run)
             for _ in range(rng.randint(1, 3)):
                 await self._incarnation(rng.uniform(0.2, 1.2), self._crash)
@@ -82,8 +149,16 @@ class World:
 
     async def _incarnation(self, seconds: float, end: Callable[[trio.CancelScope], Any]) -> None:
         wall_ms = START_MS + int(trio.current_time() * 1000) + self.wall_step_ms
-        policies = {NAMESPACE: self.policy}
-        node = await start_node(self.disks, policies, wall_ms, self.settings, self.rng, self.history, self.shard_type)
+        node = await start_node(
+            self.disks,
+            self._policies(),
+            wall_ms,
+            self.settings,
+            self.rng,
+            self.history,
+            self.shard_type,
+            NAMESPACE,
+        )
         async with trio.open_nursery() as nursery:
             await nursery.start(node.router.run)
             self.node = node
@@ -101,9 +176,12 @@ class World:
         for shard in self.node.shards:
             self.history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
         self.node, self.up = None, trio.Event()
+        self.incarnation += 1
         shards.cancel()
-        for op in self.history.ops:
+        for op in (*self.history.ops, *self.dispatches.ops):
             op.break_off()
+        for question in self.questions:
+            question.break_off()
         self.history.deciding_ms.clear()
 
     async def _come_to_rest(self, _shards: trio.CancelScope) -> None:
@@ -113,7 +191,7 @@ class World:
             disk.faults.clear()
             disk.failing_opens = disk.failing_reads = 0
             disk.before_commit = None
-        self.stopping = True
+        self.stopping = self.destination.calm = True
         await trio.sleep(QUIET_S)
         self.rest_ms = self.node.clock.now_ms()
         self.node.router.close()
@@ -149,9 +227,17 @@ class World:
             self.policy = replace(self.policy, on_lease_expiry=rng.choice(list(OnLeaseExpiry)))
         if rng.random() < 0.3:
             self.policy = replace(self.policy, on_doubt=rng.choice(list(OnDoubt)))
+        if self.dispatching and rng.random() < 0.3:
+            self.recognised = not self.recognised
 
 
-def run_world(seed: int, shard_type: type[SimShard] = SimShard) -> World:
+def _open(disk: MemoryDisk) -> bool:
+    """Whether a disk has something dispatched that has not ended."""
+    records = (entry.record for entry in disk.entries.values())
+    return any(r is not None and r.delivery is not None and r.delivery.ending is None for r in records)
+
+
+def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: bool = False) -> World:
     """Run one seed to its end."""
     rng = Random(seed)
     # Importing hypothesis sets the flag as well; trio has no public name for it.
@@ -177,6 +263,10 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard) -> World:
             batch_max=rng.choice((2, 64)),
         ),
         shard_type=shard_type,
+        dispatching=dispatching,
+        destination=Destination(rng),
     )
-    trio.run(world.live, clock=MockClock(autojump_threshold=0))
+    world.dispatches.deciding_ms = world.history.deciding_ms
+    with mock.patch.object(taking, "RECALLED_AT_A_TIME", 1 + seed % 3 if dispatching else taking.RECALLED_AT_A_TIME):
+        trio.run(world.live, clock=MockClock(autojump_threshold=0))
     return world

@@ -15,7 +15,7 @@ import apsw
 import pytest
 
 from idemactor.errors import StartError
-from idemactor.storage import directory, sqlite_create
+from idemactor.storage import directory, layout, sqlite_create
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite import SqliteEngine
@@ -147,7 +147,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module: object, function: str, af
         *((os, "rename", n) for n in range(4)),
         *((sqlite_create, "sync_directory", n) for n in range(3)),
         *((os, "fsync", n) for n in range(5)),
-        (directory, "_write_whole", 0),
+        (layout, "write_whole", 0),
     ],
 )
 def test_a_creation_that_was_interrupted_is_done_again(
@@ -171,20 +171,20 @@ def test_the_directory_is_only_called_finished_when_all_files_are_there(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    real = directory._write_whole
+    real = layout.write_whole
 
     def watching(target: Path, content: bytes) -> None:
         seen.append(names(path))
         real(target, content)
 
-    monkeypatch.setattr(directory, "_write_whole", watching)
+    monkeypatch.setattr(layout, "write_whole", watching)
     make(path)
     assert seen == [["LOCK", "journal.db", "shard-0000.db", "shard-0001.db"]]
 
 
 def test_the_last_thing_done_to_a_new_directory_is_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    for module, function in ((os, "rename"), (os, "fsync"), (directory, "sync_directory")):
+    for module, function in ((os, "rename"), (os, "fsync"), (layout, "sync_directory")):
         real: Callable[..., object] = getattr(module, function)
 
         def noting(*arguments: object, real: Callable[..., object] = real, function: str = function) -> object:
@@ -222,7 +222,7 @@ def test_what_is_not_ours_is_not_thrown_away(path: Path) -> None:
         ('{"format": 1, "shards": 2}', "is damaged"),
         ('{"format": 1, "shards": "2", "created_ms": 1}', "is damaged"),
         ('{"format": 1, "shards": 0, "created_ms": 1}', "is damaged"),
-        ('{"format": 2, "shards": 2, "created_ms": 1}', "start the release that wrote it"),
+        ('{"format": 3, "shards": 2, "created_ms": 1}', "start the release that wrote it"),
     ],
 )
 def test_a_meta_file_that_makes_no_sense_is_refused(path: Path, content: str, words: str) -> None:
@@ -283,7 +283,7 @@ def test_a_file_system_without_locks_is_refused(path: Path, monkeypatch: pytest.
 
 
 def test_a_disk_that_fills_up_during_creation_is_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise apsw.FullError("database or disk is full")
 
     with monkeypatch.context() as patched:

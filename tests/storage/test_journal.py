@@ -17,11 +17,12 @@ from idemactor.errors import StartError, StorageError
 from idemactor.storage import directory, journal_file, journaled, sqlite_wal
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
-from idemactor.storage.directory import DataDirectory, shard_name
+from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import JournalFile, Row, create_journal
 from idemactor.storage.journaled import WRITE_BEHIND_ROWS, JournaledEngine
+from idemactor.storage.layout import shard_name
 from idemactor.storage.pace import Threads
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_create import create_file
@@ -161,7 +162,7 @@ class Process:
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(directory, "_first_seq", lambda: 0)
+    monkeypatch.setattr(directory, "new_first_seq", lambda: 0)
     DataDirectory.open(tmp_path / "data", SHARDS).close()
     return tmp_path / "data"
 

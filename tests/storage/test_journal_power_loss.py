@@ -30,11 +30,12 @@ from idemactor.errors import StorageError
 from idemactor.storage import directory, journaled, sqlite_wal
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.check import check_directory
-from idemactor.storage.directory import DataDirectory, shard_name
+from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, JournalFile, Row
 from idemactor.storage.journaled import JournaledEngine
+from idemactor.storage.layout import shard_name
 from idemactor.storage.memory import MemoryDisk
 from idemactor.storage.sqlite import SqliteEngine
 from tests.storage.lossy_vfs import LossyDisk
@@ -405,7 +406,7 @@ def _small_wal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite_wal, "CHECKPOINT_PAGES", 20)
     monkeypatch.setattr(sqlite_wal, "CHECKPOINT_LIMIT_PAGES", 60)
     # Numbers of another size would make other pages, and a seed would replay something else.
-    monkeypatch.setattr(directory, "_first_seq", lambda: 1_000_000)
+    monkeypatch.setattr(directory, "new_first_seq", lambda: 1_000_000)
     monkeypatch.setattr(journaled, "WRITE_BEHIND_BATCHES", 1)
 
 

@@ -19,12 +19,13 @@ from idemactor.errors import StorageError
 from idemactor.storage import schema, sqlite_create
 from idemactor.storage.base import Batch, CommitResult, Opened, StoredIncident
 from idemactor.storage.check import Report, Severity, check_directory
-from idemactor.storage.directory import DataDirectory, shard_name
+from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import JournalFile, Row
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.journaled import JournaledEngine
+from idemactor.storage.layout import shard_name
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_create import create_file, holds_nothing
 from tests.storage import format_1

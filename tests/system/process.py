@@ -58,6 +58,7 @@ class Server:
         prefix: A command to run the server under.
         data_dir: Where its data are, if not below ``home``; the empty text leaves the flag out.
         module: What Python runs.
+        pass_fds: Descriptors that the process inherits, under their numbers.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Server:
         prefix: Sequence[str] = (),
         data_dir: Path | str | None = None,
         module: str = "idemactor",
+        pass_fds: Sequence[int] = (),
     ) -> None:
         self.home = home
         self.data_dir = home / "data" if data_dir is None else Path(data_dir)
@@ -88,6 +90,7 @@ class Server:
             self._command += ["--rpc", address]
         self._command += flags
         self._environment = environment(extra)
+        self._pass_fds = pass_fds
         self._process: subprocess.Popen[str] | None = None
         self._up = threading.Event()
         # A test that fails between start and stop must not leave a server behind.
@@ -181,6 +184,7 @@ class Server:
                 text=True,
                 env=self._environment,
                 cwd=self.home,
+                pass_fds=self._pass_fds,
             )
         return begin
 

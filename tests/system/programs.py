@@ -116,3 +116,10 @@ def require_go() -> None:
 def go_environment(home: Path) -> dict[str, str]:
     """Variables that keep what Go writes in ``home``."""
     return {"GOCACHE": str(home / "go-cache"), "GOPATH": str(home / "go-path"), "GOFLAGS": "-modcacherw"}
+
+
+def wheel(name: str) -> str:
+    """A program of ``requirements-gateways.lock``, which is in the environment that the tests run in."""
+    found = shutil.which(name, path=os.fspath(Path(sys.executable).parent))
+    assert found is not None, f"{name} is not installed: `make test` does it from requirements-gateways.lock"
+    return found

@@ -42,6 +42,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = (
     "README.md",
     *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md") if page.name != "contract.md"),
+    *sorted(f"docs/runbook/{page.name}" for page in (ROOT / "docs" / "runbook").glob("*.md")),
     *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "examples").rglob("*.md")),
 )
 STARTS_SOMETHING: Final = ("make ", ".venv/bin/python examples/")

@@ -13,13 +13,27 @@ from hypothesis import strategies as st
 from idemactor.core import limits
 from idemactor.core.fingerprint import FingerprintRule
 from idemactor.core.policy import Policy
-from idemactor.core.queries import Finding, IncidentsPage, Inspected, NoSuchIncident, RecordsPage
+from idemactor.core.queries import (
+    Behind,
+    Finding,
+    IncidentsPage,
+    Inspected,
+    NoSuchIncident,
+    Noted,
+    OperationAt,
+    RecordsPage,
+    Taken,
+)
 from idemactor.core.record import State
 from idemactor.core.replies import (
+    Claimed,
     Completed,
     Found,
     InFlight,
+    Lapsed,
+    NotDue,
     NothingToForget,
+    OutboxFull,
     Overloaded,
     QuotaExceeded,
     Reply,
@@ -46,7 +60,19 @@ from idemactor.wire.fields import Dialect
 from idemactor.wire.records import incident_body, record_body
 from tests.wire.samples import COMMITTED, COMMITTED_MEMBERS, GET, INCIDENT, OPERATION, PENDING, RESERVE, SAMPLES, Sample
 
-PAGES = (RecordsPage((), None), IncidentsPage((), None), Inspected((), None, 0, 0))
+PAGES = (
+    RecordsPage((), None),
+    IncidentsPage((), None),
+    Inspected((), None, 0, 0),
+    Claimed(7, 1, 20),
+    NotDue(),
+    Lapsed(),
+    Taken((), (), (), None, more=False),
+    Behind(()),
+    OperationAt(None),
+    Noted(),
+)
+"""What no single call is answered with: pages, and what is between a shard and who delivers."""
 
 each_sample = pytest.mark.parametrize(
     "sample", SAMPLES, ids=[f"{s.op}-{type(s.answer).__name__}-{i}" for i, s in enumerate(SAMPLES)]
@@ -103,16 +129,16 @@ def test_status_and_refusal(sample: Sample) -> None:
         assert refusal.code == sample.members["code"]
         assert refusal.status == sample.status == http_status_of_code(refusal.code)
         assert refusal.title
-        errors = QuotaExceeded | Overloaded | Unavailable | NothingToForget | Unsettled | NoSuchIncident
+        errors = QuotaExceeded | OutboxFull | Overloaded | Unavailable | NothingToForget | Unsettled | NoSuchIncident
         assert refusal.error == isinstance(sample.answer, errors)
         # What never reached the table of states has a code and no result.
         assert refusal.error == ("result" not in sample.members)
 
 
 @each_sample
-def test_every_answer_to_reserve_and_accept_says_whether_to_proceed_and_no_other_does(sample: Sample) -> None:
+def test_every_answer_to_who_asks_to_go_on_says_whether_to_proceed_and_no_other_does(sample: Sample) -> None:
     body = body_of(sample.answer, sample.command, operator=False, dialect=Dialect.JSON)
-    if sample.op in ("reserve", "accept"):
+    if sample.op in ("reserve", "accept", "dispatch"):
         assert body["proceed"] is (sample.status == 201)
     else:
         assert "proceed" not in body
@@ -212,6 +238,7 @@ STATUSES = {
         Code.RELEASED,
         Code.STALE_TOKEN,
         Code.ALREADY_COMMITTED,
+        Code.UNCANCELLABLE,
         Code.UNSETTLED,
     },
     404: {Code.UNKNOWN_KEY, Code.UNKNOWN_NAMESPACE, Code.NOT_FOUND},
@@ -269,6 +296,13 @@ def test_the_policy_has_the_settings_under_their_names() -> None:
         "include": ["/a"],
         "exclude": ["/b"],
         "rule": policy.fingerprint.rule_id,
+    }
+    assert body.pop("dispatch") == {
+        "pushed": False,
+        "downstream_dedups": True,
+        "horizon_ms": 86_400_000,
+        "intent_max_bytes": 262_144,
+        "on_failure": "failed",
     }
     published = body.pop("limits")
     assert body == {

@@ -549,3 +549,12 @@ def test_more_values_than_anybody_may_be_held_up_for_are_refused(value: bytes) -
     assert isinstance(found, Request)
     [found] = read(payload(VALUES_MAX + 1))
     assert found == BadRequest(7, "there are more than 100000 values")
+
+
+def test_a_map_where_a_request_should_be_closes_wherever_it_is_split() -> None:
+    """One with a flaw in it, and a number where the msgid of a request is, is no request with a flaw."""
+    data = b"\x82\x00\x02\xa4aaaa\xa2bb" + b"\xc0" * 4
+    for cut in range(len(data)):
+        reader = FrameReader()
+        assert reader.feed(data[:cut]) + reader.feed(data[cut:]) == []
+        assert reader.broken is not None

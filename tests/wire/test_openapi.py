@@ -14,18 +14,20 @@ from referencing import Registry
 from referencing.jsonschema import DRAFT202012
 
 from idemactor import __version__
+from idemactor.core.delivery import Event, Intent, NewEvent
 from idemactor.core.fingerprint import Fingerprint, FingerprintRule
 from idemactor.core.policy import Policy
-from idemactor.core.queries import IncidentsPage, RecordsPage
+from idemactor.core.queries import IncidentsPage, RecordsPage, TakenEvent, TakenIntent
 from idemactor.errors import Code, InvalidRequest
 from idemactor.wire.answers import body_of, detail_of, http_status_of_code, policy_body, problem, refusal_of
-from idemactor.wire.calls import CALLS, KEY
+from idemactor.wire.calls import CALLS, KEY, OUTBOX
 from idemactor.wire.listings import incidents_walk, records_walk
 from idemactor.wire.openapi import document
 from idemactor.wire.openapi_gateways import METHODS
+from idemactor.wire.outbox import poll_body
 from idemactor.wire.requests import BATCH_OPS, COMMAND_OPS, Dialect, Members, Scope, command_from, members_of
 from idemactor.wire.sourced import Resolved, Rule, key_body
-from tests.wire.samples import COMMITTED, INCIDENT, SAMPLES, Sample
+from tests.wire.samples import COMMITTED, INCIDENT, OPERATION, SAMPLES, WHO, Sample
 
 DOCUMENT: dict[str, Any] = json.loads(json.dumps(document()))
 _URI = "urn:test:document"
@@ -46,6 +48,10 @@ def validator(*path: str) -> jsonschema.Draft202012Validator:
 
 
 def route(op: str) -> tuple[str, str]:
+    if op in ("operation", "cancel"):
+        return "/v1/{namespace}/operations/{operation_id}", "get" if op == "operation" else "delete"
+    if op in OUTBOX:
+        return f"/v1/{{namespace}}/outbox/{op}", "post"
     if op == "acknowledge":
         return "/v1/{namespace}/incidents/{id}/acknowledge", "post"
     if op in ("records", "incidents", "policy"):
@@ -90,6 +96,7 @@ def test_every_path_is_there() -> None:
     found = {(path, method) for path, item in DOCUMENT["paths"].items() for method in item}
     assert found == {
         *(route(op) for op in COMMAND_OPS),
+        *(route(op) for op in ("operation", "cancel", *OUTBOX)),
         *(route(op) for op in ("records", "incidents", "acknowledge", "policy", "batch", "key", "shards")),
         *((f"/v1/{{namespace}}/{name}", method) for name in ("authorize", "verdict") for method in METHODS),
         *((f"/{name}", "get") for name in ("livez", "readyz", "metrics", "openapi.json")),
@@ -208,7 +215,7 @@ def test_a_bad_signature_fits(op: str) -> None:
 @pytest.mark.parametrize("op", sorted(COMMAND_OPS))
 def test_what_never_reached_the_table_fits(op: str, code: Code, members: dict[str, object]) -> None:
     status = http_status_of_code(code)
-    proceed = {"proceed": False} if op in ("reserve", "accept") else {}
+    proceed = {"proceed": False} if op in ("reserve", "accept", "dispatch") else {}
     check = response_validator(op, status)
     check.validate(problem(status, code, "Why.", members={**members, **proceed}))
     assert check.is_valid(problem(status, code, "Why.", members=members)) == (not proceed)
@@ -233,6 +240,22 @@ def test_a_policy_fits() -> None:
     check.validate(body)
     for name in body:
         assert not check.is_valid({key: value for key, value in body.items() if key != name}), name
+
+
+def test_what_was_fetched_fits() -> None:
+    intent = TakenIntent(WHO, OPERATION, 7, 1, 10, 40, 99, False, None, 10_000, Intent("", b"\xff", (("a", "b"),)))
+    event = TakenEvent(Event(11_000, WHO, f"{OPERATION}.1", OPERATION, 11, NewEvent("text/plain", b"e")), 2, 40)
+    body = poll_body([intent], [event], Dialect.JSON)
+    check = response_validator("poll", 200)
+    check.validate(body)
+    entries = body["entries"]
+    assert isinstance(entries, list)
+    for entry in entries:
+        for name in entry:
+            without = {key: value for key, value in entry.items() if key != name}
+            assert not check.is_valid({"entries": [without]}), name
+    assert check.is_valid({"entries": []})
+    assert not check.is_valid({})
 
 
 def test_a_key_fits() -> None:
@@ -301,12 +324,53 @@ POOL: dict[str, list[object]] = {
         {"method": "POST", "path": "/", "headers": [["a"]]},
         "text",
     ],
+    "intent": [
+        None,
+        {},
+        {"content_type": "text/plain", "body": "a"},
+        {"content_type": "", "body": "a"},
+        {"content_type": "a\nb"},
+        {"content_type": "a "},
+        {"content_type": None, "body": None, "body_b64": "AA==", "headers": None},
+        {"body": "a", "body_b64": "AA=="},
+        {"body": 1},
+        {"headers": [["x-a", "b c"]]},
+        {"headers": {"x-a": "b", "x-b": ""}},
+        {"headers": [["x a", "b"]]},
+        {"headers": {"x-a": "b\x00"}},
+        {"headers": [["x-a", " b"]]},
+        {"headers": [["x-a"]]},
+        {"headers": [["x-a", "b"]] * 64},
+        {"headers": [["x-a", "b"]] * 65},
+        {"headers": ["ab"]},
+        {"headers": "ab"},
+        {"more": 1},
+        "text",
+    ],
+    "events": [
+        None,
+        [],
+        [{}],
+        [{"content_type": "text/plain", "body": "a", "order_key": "o", "headers": [["x-a", "b"]]}],
+        [{"order_key": None}],
+        [{"order_key": ""}],
+        [{"order_key": "o" * 257}],
+        [{"body": "a"}, {"body_b64": 1}],
+        [{"status": 200}],
+        [{}] * 100,
+        [{}] * 101,
+        {},
+        ["text"],
+    ],
+    "order_key": ["o", "", "o" * 256, "o" * 257, "a\x00", 1, None],
+    "not_before": [0, -1, 2**53 - 1, 2**53, "1", True, None],
+    "expires_in_ms": [1, 0, 400 * 86_400_000, 400 * 86_400_000 + 1, None],
     "unknown": [None, 1],
     "payload_json": [None, "1"],
 }
 """Values at and beyond the edges; each call is tried with every pair of members."""
 
-GOOD: dict[str, object] = {"key": "k", "token": 1, "lease_ms": 1, "verdict": "released"}
+GOOD: dict[str, object] = {"key": "k", "token": 1, "lease_ms": 1, "verdict": "released", "intent": {"body": "do it"}}
 
 
 def bodies(op: str) -> list[dict[str, object]]:
@@ -327,6 +391,32 @@ def is_taken(op: str, members: dict[str, object], *, in_batch: bool = False) -> 
     except InvalidRequest:
         return False
     return True
+
+
+@pytest.mark.parametrize("op", ["ack", "nack", "poll"])
+def test_the_schema_of_the_outbox_takes_what_the_parser_takes(op: str) -> None:
+    check = validator("paths", *route(op), "requestBody", "content", JSON, "schema")
+    table = Members(OUTBOX[op], Dialect.JSON)
+    given: dict[str, object] = {} if op == "poll" else {"id": OPERATION, "key": "k", "token": 1}
+    pool = POOL | {
+        "id": [OPERATION, "", "x" * 64, "x" * 65, 1, None],
+        "max": [1, 0, 1_000, 1_001, None],
+        "visibility_ms": [1, 0, None],
+        "delay_ms": [0, -1, 86_400_000, 86_400_001, None],
+        "failed": [True, 1, None],
+    }
+
+    def takes(members: dict[str, object]) -> bool:
+        try:
+            members_of(table, members)
+        except InvalidRequest:
+            return False
+        return True
+
+    tried: list[dict[str, object]] = [given, {}, {"key": "k"}]
+    tried += (given | {name: value} for name, values in pool.items() for value in values)
+    assert [members for members in tried if check.is_valid(members) != takes(members)] == []
+    assert {takes(members) for members in tried} == {True, False}
 
 
 @pytest.mark.parametrize("op", sorted(COMMAND_OPS))

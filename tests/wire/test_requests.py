@@ -11,6 +11,7 @@ from idemactor.core.commands import (
     Accept,
     Command,
     Commit,
+    Dispatch,
     Doubt,
     Extend,
     Forget,
@@ -20,9 +21,11 @@ from idemactor.core.commands import (
     Resolve,
     Verdict,
 )
+from idemactor.core.delivery import Intent, NewEvent
 from idemactor.core.fingerprint import CALLER_RULE, Fingerprint, FingerprintRule, Number, fingerprint_of
 from idemactor.core.keys import Identity
-from idemactor.core.policy import OnDuplicate, Policy
+from idemactor.core.limits import EVENTS_BYTES_MAX
+from idemactor.core.policy import DispatchPolicy, OnDuplicate, Policy
 from idemactor.core.record import Outcome
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.calls import CALLS
@@ -35,6 +38,7 @@ WHO = Identity("acme", "trade", "k")
 MINIMAL: dict[str, dict[str, object]] = {
     "reserve": {"key": "k"},
     "accept": {"key": "k"},
+    "dispatch": {"key": "k", "intent": {"body": "do it"}},
     "commit": {"key": "k", "token": 7},
     "release": {"key": "k", "token": 7},
     "extend": {"key": "k", "token": 7, "lease_ms": 1},
@@ -43,6 +47,9 @@ MINIMAL: dict[str, dict[str, object]] = {
     "get": {"key": "k"},
     "forget": {"key": "k"},
 }
+
+DO_IT = Intent("", b"do it")
+DO_IT_PRINT = fingerprint_of(b"do it", FingerprintRule())
 
 both_dialects = pytest.mark.parametrize("dialect", list(Dialect))
 
@@ -111,7 +118,34 @@ def refused_field(
                 outcome=Outcome(100),
             ),
         ),
+        ("dispatch", {}, Dispatch(WHO, DO_IT, DO_IT_PRINT)),
+        (
+            "dispatch",
+            {
+                "intent": {"content_type": "text/plain", "body": "é", "headers": {"x-a": "b", "X-B": ""}},
+                "fingerprint": "f",
+                "order_key": "o" * 256,
+                "not_before": 0,
+                "expires_in_ms": 400 * 86_400_000,
+                "ttl_ms": 5,
+            },
+            Dispatch(
+                WHO,
+                Intent("text/plain", "é".encode(), (("x-a", "b"), ("X-B", ""))),
+                Fingerprint("f", CALLER_RULE),
+                "o" * 256,
+                0,
+                400 * 86_400_000,
+                5,
+            ),
+        ),
         ("commit", {}, Commit(WHO, 7)),
+        ("commit", {"events": []}, Commit(WHO, 7)),
+        (
+            "commit",
+            {"events": [{"body": "a"}, {"content_type": "t/p", "headers": [["a", "b"]], "order_key": "o"}]},
+            Commit(WHO, 7, events=(NewEvent("", b"a"), NewEvent("t/p", b"", (("a", "b"),), "o"))),
+        ),
         (
             "commit",
             {"token": 2**53 - 1, "ttl_ms": 5, "outcome": {"status": 599, "headers": [["a", ""]], "body": "é"}},
@@ -189,7 +223,9 @@ def test_each_call_builds_what_its_table_says() -> None:
     replaced = {"payload", "payload_json", "key", "source", "request"}
     for op, table in CALLS.items():
         built = type(command_from(op, MINIMAL[op], SCOPE, Dialect.JSON))
-        assert {field.name for field in table} - replaced == {field.name for field in fields(built)} - {"identity"}
+        # What is said of an operation that was fetched: outbox.ack and outbox.nack say it.
+        others = {"identity", "failed", "operation_id"}
+        assert {field.name for field in table} - replaced == {field.name for field in fields(built)} - others
 
 
 # ------------------------------------------------------------------------------------------------------ what is refused
@@ -221,12 +257,12 @@ BAD: dict[str, tuple[list[str], list[object]]] = {
         [*NO_INTEGERS, 0, -1, 2**53, 2**64, Number("9" * 30)],
     ),
     "lease_ms": (["reserve", "extend"], [*NO_INTEGERS, 0, -1, 86_400_001]),
-    "ttl_ms": (["reserve", "accept", "commit"], [*NO_INTEGERS, 0, -1, 400 * 86_400_000 + 1]),
+    "ttl_ms": (["reserve", "accept", "commit", "dispatch"], [*NO_INTEGERS, 0, -1, 400 * 86_400_000 + 1]),
     "window_ms": (["reserve", "accept"], [*NO_INTEGERS, 0, -1, 400 * 86_400_000 + 1]),
     "wait_ms": (["reserve"], [*NO_INTEGERS, -1, 60_001]),
     "request_id": (["reserve", "accept"], [*NO_CLEAN_TEXT, "", "a\nb", "r" * 129]),
     "holder": (["reserve", "accept"], [*NO_CLEAN_TEXT, "a\nb", "r" * 129]),
-    "fingerprint": (["reserve", "accept"], [*NO_CLEAN_TEXT, "", "a\nb", "r" * 129]),
+    "fingerprint": (["reserve", "accept", "dispatch"], [*NO_CLEAN_TEXT, "", "a\nb", "r" * 129]),
     "reason": (["release", "doubt"], [*NO_CLEAN_TEXT, "a\x0bb", "r" * 513]),
     "on_duplicate": (["reserve", "accept"], [*NO_TEXT, "", "Replay", "replay ", "hold"]),
     "verdict": (["resolve"], [*NO_TEXT, "", "Committed", "in_doubt"]),
@@ -239,6 +275,21 @@ BAD: dict[str, tuple[list[str], list[object]]] = {
             *({**RAW, name: value} for name, value in BAD_IN_A_REQUEST),
         ],
     ),
+    "intent": (
+        ["dispatch"],
+        [
+            *(1, "text", [], {"more": 1}, {"content_type": ""}, {"content_type": 1}, {"order_key": "o"}),
+            *({"body": value} for value in BAD_BODIES),
+            *({"headers": value} for value in ["a: b", [["a"]], [["a", "b", "c"]], [["", "b"]], [["a", "b\n"]]]),
+        ],
+    ),
+    "events": (
+        ["commit"],
+        [1, "text", {}, [{}] * 101],
+    ),
+    "order_key": (["dispatch"], [*NO_CLEAN_TEXT, "", "a\nb", "o" * 257]),
+    "not_before": (["dispatch"], [*NO_INTEGERS, -1, 2**53]),
+    "expires_in_ms": (["dispatch"], [*NO_INTEGERS, 0, -1, 400 * 86_400_000 + 1]),
     "payload_json": ([], [1, True, {}, "", "{", "NaN", '{"a":1,"a":2}', '"\\ud800"', b"\xff", "1e1000000000"]),
 }
 
@@ -473,6 +524,85 @@ def test_what_excludes_a_source(dialect: Dialect) -> None:
     assert refused_field("reserve", both, dialect) == "source"
     for op in sorted(COMMAND_OPS - {"reserve", "accept"}):
         assert refused_field(op, MINIMAL[op] | both, dialect, sourced()) in both
+
+
+# ------------------------------------------------------------------------------------------------- intents and events
+
+
+@both_dialects
+@pytest.mark.parametrize(
+    ("headers", "field"),
+    [
+        ([["Connection", "close"]], "intent.headers.0"),
+        ([["x-a", "b"], ["Host", "elsewhere"]], "intent.headers.1"),
+        ({"Content-Length": "5"}, "intent.headers.0"),
+        ({"content-type": "text/plain"}, "intent.headers.0"),
+        ({"Idempotency-Key": "another"}, "intent.headers.0"),
+        ({"webhook-signature": "mine"}, "intent.headers.0"),
+        ({"x a": "b"}, "intent.headers.0"),
+        ({"x-a": " b"}, "intent.headers.0"),
+        ({"x-a": "b\x01"}, "intent.headers.0"),
+        ([["x-a", "b"]] * 65, "intent.headers"),
+    ],
+)
+def test_headers_that_cannot_be_sent(headers: object, field: str, dialect: Dialect) -> None:
+    intent = {"body": "do it", "headers": headers}
+    assert refused_field("dispatch", {"key": "k", "intent": intent}, dialect) == field
+    events = [{"body": "a"}, {"body": "b", "headers": headers}]
+    place = field.replace("intent", "events.1")
+    assert refused_field("commit", MINIMAL["commit"] | {"events": events}, dialect) == place
+
+
+@both_dialects
+def test_a_mistake_in_an_event_is_found_in_its_place(dialect: Dialect) -> None:
+    for event in (1, {"more": 1}, {"order_key": ""}, {"body": 1}):
+        members = MINIMAL["commit"] | {"events": [{}, {}, event]}
+        assert refused_field("commit", members, dialect) == "events.2"
+
+
+@both_dialects
+def test_an_intent_may_be_as_large_as_its_namespace_says(dialect: Dialect) -> None:
+    scope = replace(SCOPE, policy=Policy(dispatch=DispatchPolicy(intent_max_bytes=10)))
+    fits = {"content_type": "t/p", "body": "four", "headers": {"a": "bc"}}
+    assert isinstance(command_from("dispatch", {"key": "k", "intent": fits}, scope, dialect), Dispatch)
+    with pytest.raises(RequestError) as caught:
+        command_from("dispatch", {"key": "k", "intent": fits | {"body": "fives"}}, scope, dialect)
+    assert (caught.value.code, caught.value.field) == (Code.TOO_LARGE, "intent")
+
+
+@both_dialects
+def test_the_events_of_a_commit_are_bounded_together(dialect: Dialect) -> None:
+    half = {"body": "e" * (EVENTS_BYTES_MAX // 2)}
+    assert isinstance(command_from("commit", MINIMAL["commit"] | {"events": [half, half]}, SCOPE, dialect), Commit)
+    with pytest.raises(RequestError) as caught:
+        command_from("commit", MINIMAL["commit"] | {"events": [half, half, {"body": "e"}]}, SCOPE, dialect)
+    assert (caught.value.code, caught.value.field) == (Code.TOO_LARGE, "events")
+
+
+def print_of(scope: Scope = SCOPE, **members: object) -> Fingerprint | None:
+    command = command_from("dispatch", {"key": "k", **members}, scope, Dialect.JSON)
+    assert isinstance(command, Dispatch)
+    return command.fingerprint
+
+
+def test_an_intent_stands_for_itself_by_its_meaning() -> None:
+    def json_of(body: str, kind: str = "application/json") -> Fingerprint | None:
+        return print_of(intent={"content_type": kind, "body": body})
+
+    assert (
+        json_of('{"a":1.0,"b":2}') == json_of(' {"b":2, "a":1}') == fingerprint_of({"a": 1, "b": 2}, FingerprintRule())
+    )
+    assert json_of('{"a":1}', "application/order+json; v=1") == json_of('{"a": 1}')
+    assert json_of('{"a":1}', "text/plain") != json_of('{"a": 1}', "text/plain")
+    assert json_of("{not JSON") == fingerprint_of(b"{not JSON", FingerprintRule())
+    assert print_of(intent={"body": "a", "headers": {"x": "y"}}) == print_of(intent={"body": "a"})
+    assert print_of(intent={"body": "a"}, payload={"order": 1}) == fingerprint_of({"order": 1}, FingerprintRule())
+
+
+def test_the_rule_of_the_namespace_counts_for_intents_too() -> None:
+    scope = scope_with(exclude=("/at",), required=True)
+    one, other = ({"content_type": "application/json", "body": f'{{"a":1,"at":{at}}}'} for at in (1, 2))
+    assert print_of(scope, intent=one) == print_of(scope, intent=other) != print_of(SCOPE, intent=one)
 
 
 def test_a_source_beside_payload_json() -> None:

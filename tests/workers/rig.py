@@ -17,7 +17,9 @@ from idemactor.core.keys import worker_of
 from idemactor.core.policy import Policy
 from idemactor.observability.observer import NOBODY
 from idemactor.server.lane import Lane
+from idemactor.server.tracing import Tracing
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.bell import Bell
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Place, Router
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
@@ -75,7 +77,7 @@ class Workers(list[Worker]):
 
 
 @contextlib.asynccontextmanager
-async def running(count: int, policy: Policy | None = None) -> AsyncIterator[Workers]:
+async def running(count: int, policy: Policy | None = None, tracing: Tracing | None = None) -> AsyncIterator[Workers]:
     """``count`` workers, all connected; each runs its share of ``SHARDS`` shards."""
     policies = {NAMESPACE: policy or Policy()}
     clock, rng = Clock(START_MS, trio.current_time), random.Random(7)
@@ -84,7 +86,7 @@ async def running(count: int, policy: Policy | None = None) -> AsyncIterator[Wor
         for number in range(count):
             worker = Worker(number, {s: MemoryDisk() for s in range(SHARDS) if worker_of(s, count) == number})
             for other in set(range(count)) - {number}:
-                worker.peers[other] = Peer(number, other, worker.census, lambda: "")
+                worker.peers[other] = Peer(number, other, worker.census, lambda: "", Bell(), tracing)
             places: list[Place] = []
             for shard in range(SHARDS):
                 if shard not in worker.disks:
@@ -94,7 +96,8 @@ async def running(count: int, policy: Policy | None = None) -> AsyncIterator[Wor
                 opened = await engine.open()
                 draw = lambda: rng.getrandbits(ENTROPY_BITS)  # noqa: E731
                 settings = ShardSettings()
-                places.append(Shard(shard, engine, policies, worker.census, clock, draw, NOBODY, settings, opened))
+                given = (engine, policies, worker.census, clock, draw, NOBODY, settings, opened)
+                places.append(Shard(shard, *given, tracer=tracing))
             worker.router = Router(places, NOBODY)
             worker.lane = Lane(worker.router.route)
             workers.append(worker)

@@ -153,7 +153,7 @@ class Attempt:
         desk, patience_ms, caller = self.office.desk, self._policy.unavailable_after_ms, Caller()
 
         async def ask() -> Answer:
-            return await desk.reserve(command, patience_ms, keep=keep, caller=caller)
+            return await desk.reserve(command, patience_ms, keep=keep, caller=caller, request=self.client.traced)
 
         # Only a caller that waits is watched: to all others it is the same whether they are still there.
         answer = await (self.meanwhile(ask, caller.hang_up) if command.wait_ms else ask())
@@ -189,7 +189,8 @@ class Attempt:
             arrived = await self._send(grant.operation_id, marks, lease=lease)
             verdict, ending = self._ended(arrived, command.identity, grant)
             self.office.observer.gateway_settled(self.scope.namespace, verdict.value)
-            await self.office.desk.settle(ending, max(SETTLE_PATIENCE_MS_MIN, self._policy.unavailable_after_ms))
+            patience_ms = max(SETTLE_PATIENCE_MS_MIN, self._policy.unavailable_after_ms)
+            await self.office.desk.settle(ending, patience_ms, self.client.traced)
         finally:
             self.office.keeper.drop(lease)
         await self._hand_over(arrived, grant.operation_id)

@@ -17,6 +17,7 @@ from idemactor.gateway.proxy.headers import answered, encoded, without
 from idemactor.gateway.proxy.http1 import RequestHead
 from idemactor.gateway.proxy.limits import WRITE_BYTES
 from idemactor.gateway.proxy.upstream import AnswerHead
+from idemactor.server.tracing import Request
 
 _MS_PER_S: Final = 1_000
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
@@ -39,6 +40,8 @@ class ClientAnswer:
         gone: Whether the client left, or did not read.
         keep_alive: Whether the connection can take another request.
         cut: Whether the answer ends unfinished.
+        status: The final one; 0: none yet.
+        traced: The request's trace; None: nobody follows it.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class ClientAnswer:
         self.began = False
         self.gone = False
         self.cut = False
+        self.status = 0
+        self.traced: Request | None = None
         self.keep_alive = keep_alive
         self._stream = stream
         self._head = head
@@ -117,6 +122,7 @@ class ClientAnswer:
         self.abort()
 
     def _put_head(self, status: int, reason: bytes, headers: Sequence[tuple[str, str]]) -> None:
+        self.status = status
         if not self.keep_alive:
             headers = [*headers, ("Connection", "close")]
         elif self._head.minor == 0:

@@ -39,8 +39,10 @@ from idemactor.gateway.proxy.limits import (
 )
 from idemactor.observability.logs import log_event
 from idemactor.server.sinks import Replies
+from idemactor.server.tracing import Request
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Router
+from idemactor.shard.tracing import traced
 
 _MS_PER_S: Final = 1_000
 _LAPSE_MS: Final = 1
@@ -174,7 +176,15 @@ class Desk:
         self._settling = 0
         self.closing = False
 
-    async def reserve(self, command: Reserve, patience_ms: int, *, keep: bool, caller: Caller | None = None) -> Answer:
+    async def reserve(
+        self,
+        command: Reserve,
+        patience_ms: int,
+        *,
+        keep: bool,
+        caller: Caller | None = None,
+        request: Request | None = None,
+    ) -> Answer:
         """Ask to be the holder; a shard that cannot answer is asked again for ``patience_ms``.
 
         Whoever cancels this is not the holder: what is granted nevertheless is given back.
@@ -182,6 +192,7 @@ class Desk:
         Args:
             keep: Whether a grant that comes after ``patience_ms`` stays: whoever went on unprotected tells it the end.
             caller: Who waits, where that can be seen.
+            request: What it is traced as a part of.
         """
         assert command.request_id is not None
         gives_up_at = trio.current_time() + patience_ms / _MS_PER_S
@@ -189,19 +200,21 @@ class Desk:
         while True:
             # However short the patience is, a shard that is well has the time to answer.
             until = max(gives_up_at, trio.current_time() + ANSWER_MS_MIN / _MS_PER_S)
-            answer = await self._ask(command, until + command.wait_ms / _MS_PER_S, keep=keep, caller=caller)
+            answer = await self._ask(
+                command, until + command.wait_ms / _MS_PER_S, keep=keep, caller=caller, request=request
+            )
             left_s = gives_up_at - trio.current_time()
             if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0 or self.closing:
                 return answer
             await trio.sleep(min(rest_ms / _MS_PER_S, left_s))
             rest_ms = min(2 * rest_ms, RETRY_MS_MAX)
 
-    async def settle(self, ending: Ending, patience_ms: int) -> Answer | None:
+    async def settle(self, ending: Ending, patience_ms: int, request: Request | None = None) -> Answer | None:
         """Tell how an attempt ended; None: nobody could be told within ``patience_ms``, and it is tried on.
 
         Whom nobody will reach any more is asked once.
         """
-        told = await self._tell(ending, trio.current_time() + patience_ms / _MS_PER_S)
+        told = await self._tell(ending, trio.current_time() + patience_ms / _MS_PER_S, request)
         if told is None:
             self.later(ending)
         return told
@@ -229,7 +242,15 @@ class Desk:
         self.later(given_back(command.identity, answer))
         return InFlight(answer.attempt, None, answer.reserved_at, answer.lease_expires_at, RETRY_MS_MAX)
 
-    async def _ask(self, command: Command, until: float, *, keep: bool = True, caller: Caller | None = None) -> Answer:
+    async def _ask(
+        self,
+        command: Command,
+        until: float,
+        *,
+        keep: bool = True,
+        caller: Caller | None = None,
+        request: Request | None = None,
+    ) -> Answer:
         abandoned = False
 
         def came() -> None:
@@ -239,7 +260,10 @@ class Desk:
         replies = Replies(1, came)
         if caller is not None:
             caller.asks(replies)
-        self._router.route([Envelope(command, replies, 0)])
+        envelope = Envelope(command, replies, 0)
+        if request is not None:
+            envelope = traced(envelope, request.command(command))
+        self._router.route([envelope])
         try:
             with trio.move_on_at(until):
                 await replies.wait()
@@ -257,10 +281,10 @@ class Desk:
         if isinstance(answer, Reserved) and isinstance(command, Reserve):
             self._router.route([Envelope(given_back(command.identity, answer), Replies(1), 0)])
 
-    async def _tell(self, ending: Ending, until: float) -> Answer | None:
+    async def _tell(self, ending: Ending, until: float, request: Request | None = None) -> Answer | None:
         rest_ms = RETRY_MS
         while True:
-            answer = await self._ask(ending, until)
+            answer = await self._ask(ending, until, request=request)
             if not isinstance(answer, Overloaded | Unavailable):
                 _notice(ending, answer)
                 return answer

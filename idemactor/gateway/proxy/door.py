@@ -19,6 +19,7 @@ from idemactor.gateway.proxy.connection import Conversation, ProxyConnection
 from idemactor.gateway.proxy.desk import Desk, LeaseKeeper
 from idemactor.gateway.proxy.forward import Forwarder
 from idemactor.gateway.proxy.headers import Peer, TrustedPeers, without
+from idemactor.gateway.proxy.http1 import RequestHead
 from idemactor.gateway.proxy.limits import RETRY_MS_MAX, ProxyLimits
 from idemactor.gateway.proxy.methods import check_method
 from idemactor.gateway.proxy.routes import AmbiguousPath, Origin, Route, RouteAuth, Routes
@@ -31,10 +32,13 @@ from idemactor.server.auth import unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.door_observer import DoorObserver
 from idemactor.server.listeners import AcceptLimits, Listener, serve_listeners
+from idemactor.server.tracing import TRACE_FIELDS, path_of
 from idemactor.wire.requests import Scope
 
 DOOR: Final = "gateway"
 """What metrics and the ready line call it."""
+
+_NO_ANSWER: Final = 502
 
 _log = logging.getLogger(__name__)
 
@@ -170,6 +174,26 @@ class ProxyDoor:
     # ---------------------------------------------------------------------------------------------------- one request
 
     async def _answer(self, conversation: Conversation) -> None:
+        tracing = self._context.tracing
+        if tracing is None:
+            await self._answer_untraced(conversation)
+            return
+        head, client = conversation.head, conversation.client
+        parent = {name: values[0] for name in TRACE_FIELDS if len(values := head.values(name)) == 1}
+        client.traced = tracing.http(head.method, self._prefix(head), path_of(head.target), parent, tracing.now_ns())
+        try:
+            await self._answer_untraced(conversation)
+        finally:
+            # Whom no answer reached was told nothing: the status is that of a gateway that gave up.
+            client.traced.ended(client.status or _NO_ANSWER)
+
+    def _prefix(self, head: RequestHead) -> str | None:
+        with contextlib.suppress(AmbiguousPath):
+            route = self._routes.find(head.target)
+            return None if route is None else route.prefix
+        return None
+
+    async def _answer_untraced(self, conversation: Conversation) -> None:
         head, client = conversation.head, conversation.client
         try:
             route = self._routes.find(head.target)

@@ -11,17 +11,18 @@ import contextlib
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import trio
 
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.desk import Lease
-from idemactor.gateway.proxy.headers import Pairs
+from idemactor.gateway.proxy.headers import Pairs, without
 from idemactor.gateway.proxy.routes import Route
 from idemactor.gateway.proxy.upstream import AnswerHead, Call, Lost, NotSent, Outgoing, Upstream
 from idemactor.observability.logs import log_event
+from idemactor.server.tracing import TRACE_FIELDS, path_of
 
 HELD_BYTES_MAX: Final = 65_536
 """An answer of at most this known length is sent to the client when all of it is here."""
@@ -115,6 +116,33 @@ class Forwarder:
             NotSent: Nothing reached the upstream.
             Lost: Something may have, and no whole answer came.
         """
+        if client.traced is None:
+            return await self._forward(outgoing, client, keep_bytes, marks, lease, fresh=fresh)
+        origin = self.upstream.origin
+        path = path_of(outgoing.target)
+        sent = client.traced.upstream(
+            outgoing.method, f"{origin.scheme}://{origin.authority}", origin.host or origin.unix, origin.port, path
+        )
+        kept = without(outgoing.headers, *TRACE_FIELDS)
+        try:
+            outgoing = replace(outgoing, headers=(*kept, *sent.fields()))
+            arrived = await self._forward(outgoing, client, keep_bytes, marks, lease, fresh=fresh)
+        except BaseException as error:
+            sent.ended(None, type(error).__name__)
+            raise
+        sent.ended(arrived.head.status)
+        return arrived
+
+    async def _forward(
+        self,
+        outgoing: Outgoing,
+        client: ClientAnswer,
+        keep_bytes: int,
+        marks: Pairs,
+        lease: Lease | None,
+        *,
+        fresh: bool,
+    ) -> Arrived:
         # Connecting has its own deadline: who runs out of time below has run out of it after something was sent.
         async with self.upstream.call(outgoing, connect_ms=self.route.connect_ms, fresh=fresh) as call:
             # Waiting for a place and a connection may have taken longer than a lease can be held.

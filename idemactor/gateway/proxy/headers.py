@@ -13,17 +13,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from idemactor.gateway.proxy.verdict import READABLE_CODINGS
+from idemactor.wire.field_names import HOP_BY_HOP, TOKEN, plain_name
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-
-HOP_BY_HOP: Final = frozenset(
-    {
-        *("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"),
-        *("proxy-authenticate", "proxy-authorization", "proxy-authentication-info", "http2-settings"),
-    }
-)
-"""What belongs to one connection and never goes on (RFC 9110, section 7.6.1; RFC 9113 for ``HTTP2-Settings``)."""
 
 NEVER_REPLAYED: Final = HOP_BY_HOP | {
     *("set-cookie", "set-cookie2", "date", "age", "content-length", "server-timing"),
@@ -56,19 +49,10 @@ _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host")
 _NOT_TRUSTED: Final = re.compile(r"x-forwarded-.*|forwarded|x-real-ip|x-original-url|x-rewrite-url")
 """What only a proxy may say; the last two would have an upstream serve another path than the route was found by."""
 
-_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_BREAKS_OUT: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
+"""What no value may hold (RFC 9110, section 5.5): with an end of a line in it, it would be a field of its own."""
 _BARE_KEY: Final = re.compile(r"[!#-+\--:<-~]+")
 _QUOTABLE: Final = re.compile(r"[ -~]+")
-_HYPHENS: Final = str.maketrans(dict.fromkeys("!#$%&'*+.^_`|~", "-"))
-
-
-def plain_name(name: str) -> str:
-    """A field's name as the programs behind CGI and its like know it: they take ``X_A``, ``x.a`` and ``X-A`` for one.
-
-    There every character of a variable's name that is neither a letter nor a digit becomes an underscore (RFC 3875,
-    section 4.1.18, says so of the hyphen; servers do it to the rest of what a name may have).
-    """
-    return name.lower().translate(_HYPHENS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +196,11 @@ def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pair
 def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
     """What can leave of stored fields, which may have come over another door: no framing, and nothing malformed."""
     return tuple(
-        pair for pair in headers if pair[0].lower() not in NEVER_REPLAYED and _TOKEN.fullmatch(pair[0]) is not None
+        (name, value)
+        for name, value in headers
+        if name.lower() not in NEVER_REPLAYED
+        and TOKEN.fullmatch(name) is not None
+        and _BREAKS_OUT.search(value) is None
     )
 
 

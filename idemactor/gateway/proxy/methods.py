@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from idemactor.errors import InvalidRequest
-from idemactor.gateway.proxy.headers import plain_name
+from idemactor.wire.field_names import plain_name
 
 OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Fields by which a client names another method than the one in its request line."""

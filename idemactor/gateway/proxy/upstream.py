@@ -37,6 +37,10 @@ class NotSent(Exception):
     """Nothing of the request was sent; the message says why, for people."""
 
 
+class Unsendable(NotSent):
+    """Nothing was, or ever will be: it is no request of HTTP."""
+
+
 class Lost(Exception):
     """The request, or part of it, was sent, and no whole answer came; the message says why, for people."""
 
@@ -201,7 +205,7 @@ def _call(link: _Link, outgoing: Outgoing, *, reused: bool) -> Call:
         return Call(link, outgoing, reused=reused)
     except Exception as error:  # Whatever broke, nothing was sent.
         log_event(_log, logging.ERROR, "gateway_request_broke", error)
-        raise NotSent("the request cannot be sent as HTTP/1.1") from error
+        raise Unsendable("the request cannot be sent as HTTP/1.1") from error
 
 
 def _head(event: h11.Response | h11.InformationalResponse) -> AnswerHead:
@@ -224,6 +228,11 @@ class Upstream:
         self._connect = connect or connector(origin)
         self._slots = trio.Semaphore(limits.concurrent_max)
         self._idle: list[_Link] = []
+
+    @property
+    def origin(self) -> Origin:
+        """Where it is."""
+        return self._origin
 
     @property
     def authority(self) -> str:

@@ -1,4 +1,4 @@
-"""What an upstream's answer says about the effect: the verdict rule of a route. Pure.
+"""What an upstream's answer says about the effect: the verdict rule of routes and destinations. Pure.
 
 ========================================================  ============================================
 the answer                                                verdict
@@ -19,12 +19,12 @@ from __future__ import annotations
 import enum
 import zlib
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Protocol
 
 from idemactor.core.fingerprint import InvalidPayload, Number, canonical
 from idemactor.core.limits import OUTCOME_BYTES_MAX
 from idemactor.core.pointers import ABSENT, pick
-from idemactor.gateway.proxy.routes import Route, SuccessRule
+from idemactor.gateway.proxy.routes import SuccessRule
 from idemactor.wire.strict_json import InvalidJSON, parse
 
 READ_BYTES_MAX: Final = OUTCOME_BYTES_MAX
@@ -43,16 +43,32 @@ class Verdict(enum.Enum):
     IN_DOUBT = "in_doubt"
 
 
+class VerdictRules(Protocol):
+    """What a route, or a destination of the relay, says about answers; see ``Route``."""
+
+    @property
+    def success(self) -> SuccessRule | None:
+        """What a 2xx has to say beside; None: nothing."""
+
+    @property
+    def definite_failure(self) -> frozenset[int]:
+        """Statuses that say that nothing was done."""
+
+    @property
+    def not_executed(self) -> frozenset[int]:
+        """The same, to be tried again."""
+
+
 class _Unreadable(Exception):
     """The body does not say anything that can be understood."""
 
 
-def reads_body(route: Route, status: int) -> bool:
+def reads_body(rules: VerdictRules, status: int) -> bool:
     """Whether the verdict on this status needs the body."""
-    return route.success is not None and 200 <= status < 300
+    return rules.success is not None and 200 <= status < 300
 
 
-def verdict_of(route: Route, status: int, headers: Iterable[tuple[str, str]], body: bytes | None) -> Verdict:
+def verdict_of(rules: VerdictRules, status: int, headers: Iterable[tuple[str, str]], body: bytes | None) -> Verdict:
     """The verdict on an answer that arrived whole.
 
     Args:
@@ -60,16 +76,16 @@ def verdict_of(route: Route, status: int, headers: Iterable[tuple[str, str]], bo
         headers: Of the answer, for its content coding.
         body: None: it was too large to be looked into.
     """
-    if status in route.not_executed:
+    if status in rules.not_executed:
         return Verdict.NOT_EXECUTED
-    if status in route.definite_failure:
+    if status in rules.definite_failure:
         return Verdict.FAILURE
     if not 200 <= status < 300:
         return Verdict.IN_DOUBT
-    if route.success is None:
+    if rules.success is None:
         return Verdict.SUCCESS
     try:
-        return _said(route.success, _decoded(headers, body))
+        return _said(rules.success, _decoded(headers, body))
     except (_Unreadable, InvalidJSON, InvalidPayload):
         return Verdict.IN_DOUBT
 

@@ -27,6 +27,7 @@ from idemactor.gateway.source import Source
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import TokenEntry
 from idemactor.server.sinks import Replies
+from idemactor.server.tracing import Tracing
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.wire.requests import Watch
 from tests.server.rig import Rig, running
@@ -292,9 +293,19 @@ async def proxying(
     sources: Mapping[str, Source] = SHIPPED,
     watch: Watch | None = None,
     observer: Observer | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Proxy]:
     """A proxy with ``routes``, by default the one for orders."""
-    shards = running(clock, policies=POLICIES, tokens=tokens, run=run, sources=sources, watch=watch, observer=observer)
+    shards = running(
+        clock,
+        policies=POLICIES,
+        tokens=tokens,
+        run=run,
+        sources=sources,
+        watch=watch,
+        observer=observer,
+        tracing=tracing,
+    )
     async with shards as rig, trio.open_nursery() as nursery:
         upstream = FakeUpstream(nursery, behaviour)
         settings = ProxySettings(routes or (ROUTE,), limits or ProxyLimits(), trusted)

@@ -482,6 +482,29 @@ async def test_an_outcome_that_came_over_another_door_is_sent_as_far_as_it_can_b
         assert not proxy.upstream.requests
 
 
+@pytest.mark.parametrize("end", ["\r\n", "\n", "\r", "\x00", "\x0b", "\x7f"])
+async def test_a_stored_field_cannot_become_two(end: str, autojump_clock: MockClock) -> None:
+    """No door stores such a field; a record that has one all the same, from whatever wrote the file, is not sent on."""
+    pairs = (
+        ("Location", f"/x{end}Set-Cookie: stolen=1"),
+        (f"X-Bad{end}Set-Cookie: stolen", "1"),
+        ("ETag", f"{end}{end}<html>"),
+        ("Content-Type", "text/plain"),
+    )
+    async with proxying(autojump_clock) as proxy:
+        granted = await proxy.ask(Reserve(Identity("default", "default", "k")))
+        assert isinstance(granted, Reserved)
+        await proxy.ask(Commit(Identity("default", "default", "k"), granted.token, Outcome(200, pairs, b"x")))
+        client = proxy.client()
+        await client.send(key="k", headers=[("Connection", "close")])
+        got = await client.rest()
+    head, _, body = got.partition(b"\r\n\r\n")
+    assert body == b"x"
+    assert b"stolen" not in head
+    assert b"html" not in head
+    assert b"Content-Type: text/plain" in head
+
+
 async def test_a_namespace_without_patience_is_answered_all_the_same(autojump_clock: MockClock) -> None:
     async def slow(_batch: Batch) -> None:
         await trio.sleep(0.5)

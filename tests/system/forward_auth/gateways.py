@@ -7,11 +7,8 @@ is not there and cannot be installed fails its tests: none is skipped.
 from __future__ import annotations
 
 import contextlib
-import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +17,7 @@ from typing import Final
 import httpx
 
 from tests.system.process import environment, eventually
-from tests.system.programs import EXAMPLES, PATIENCE_S, free_port, installed, listening
+from tests.system.programs import EXAMPLES, PATIENCE_S, free_port, installed, listening, wheel
 
 SHIPPED: Final = EXAMPLES / "gateways"
 TOKEN: Final = "change-me"
@@ -68,15 +65,15 @@ def _nginx(home: Path) -> Sequence[str]:
 
 
 def _envoy(_home: Path) -> Sequence[str]:
-    return [_wheel("envoy"), "-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
+    return [wheel("envoy"), "-c", "envoy.yaml", "--concurrency", "1", "--disable-hot-restart", "--log-level", "warn"]
 
 
 def _traefik(_home: Path) -> Sequence[str]:
-    return [_wheel("traefik"), "--configFile=traefik.yml"]
+    return [wheel("traefik"), "--configFile=traefik.yml"]
 
 
 def _caddy(_home: Path) -> Sequence[str]:
-    return [_wheel("caddy"), "run", "--config", "Caddyfile", "--adapter", "caddyfile"]
+    return [wheel("caddy"), "run", "--config", "Caddyfile", "--adapter", "caddyfile"]
 
 
 NGINX: Final = Kind("nginx", _nginx, sees_body=False, has_request_ids=True, replayed_ok=200, closed=503)
@@ -157,10 +154,3 @@ def _addressed(text: str, port: int, idemactor: str, applications: Sequence[str]
 def _moved(text: str, port: str, address: str) -> str:
     number = address.rpartition(":")[2]
     return re.sub(rf"(127\.0\.0\.1:|http://:|port_value: ){port}\b", rf"\g<1>{number}", text)
-
-
-def _wheel(name: str) -> str:
-    """A program of ``requirements-gateways.lock``, which is in the environment that the tests run in."""
-    found = shutil.which(name, path=os.fspath(Path(sys.executable).parent))
-    assert found is not None, f"{name} is not installed: `make test` does it from requirements-gateways.lock"
-    return found

@@ -1,0 +1,72 @@
+"""``idemactor import``."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, Final
+
+import click
+
+from idemactor.cli.command import fail
+from idemactor.cli.exits import Exit
+from idemactor.cli.output import safe
+from idemactor.cli.tools import (
+    DIRECTORY,
+    config_option,
+    epilog,
+    json_option,
+    keys_of,
+    members,
+    report,
+    server_settings,
+    working,
+)
+
+if TYPE_CHECKING:
+    from idemactor.storage.importing import Conflicts
+
+_EXAMPLE: Final = "idemactor import /var/lib/idemactor everything.jsonl --shards 16"
+
+
+@click.command("import", epilog=epilog(_EXAMPLE, Exit.CONFLICT))
+@click.argument("data_dir", type=DIRECTORY)
+@click.argument("source", metavar="[FILE]", type=DIRECTORY, required=False)
+@click.option("--shards", type=int, metavar="N", help="How many shards a new directory gets; as many as there were.")
+@config_option
+@json_option
+def import_(data_dir: Path, source: Path | None, shards: int | None, config_path: Path | None, as_json: bool) -> None:
+    """Take what an export wrote into DATA_DIR, while no server runs.
+
+    It is read from FILE, or from standard input. DATA_DIR is new, or holds none of the keys: where one is there with
+    something else nothing is changed, and they are named. What is there with the same is left as it is.
+    """
+    from idemactor.storage.importing import Conflicts, import_lines
+
+    with working(as_json=as_json) as progress, contextlib.ExitStack() as stack:
+        server = server_settings(config_path)
+        file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
+        try:
+            imported = import_lines(
+                data_dir, file, progress, shards=shards, checksums=server.page_checksums, keys=keys_of(server)
+            )
+        except Conflicts as error:
+            progress.clear()
+            _tell(error, as_json)
+    kept = [] if imported.rebuilt is None or imported.rebuilt.replaced is None else [imported.rebuilt.replaced]
+    lines = [
+        f"{data_dir}: {imported.entries} keys, {imported.events} events and {imported.incidents} incidents came in,"
+        f" {imported.present} keys were there already, with the same",
+        *(f"the files of before are kept in {path}" for path in kept),
+    ]
+    report(as_json, members(imported), lines)
+
+
+def _tell(conflicts: Conflicts, as_json: bool) -> None:
+    """Name the keys, and end."""
+    named = [identity._asdict() for identity in conflicts.named]
+    told = {"code": "CONFLICT", "detail": str(conflicts), "conflicts": conflicts.count, "named": named}
+    keys = [safe(f"{identity.tenant} {identity.namespace} {identity.key}") for identity in conflicts.named]
+    report(as_json, told, keys)
+    fail(str(conflicts), Exit.CONFLICT)

@@ -1,0 +1,155 @@
+"""What the commands that work on files have in common: how they show progress, answer, and end."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from idemactor.cli.command import INTERRUPTED, fail
+from idemactor.cli.exits import Exit, table_of
+from idemactor.errors import ConfigError, StartError, StorageError
+
+if TYPE_CHECKING:
+    from idemactor.config import ServerSection
+    from idemactor.storage.sealing import Keyring
+
+SHOWN_EVERY_S: Final = 0.1
+"""How often a line of progress is written anew."""
+
+EXITS: Final = (Exit.DONE, Exit.UNEXPECTED, Exit.USAGE, Exit.DAMAGED)
+DIRECTORY: Final = click.Path(path_type=Path)
+json_option: Final = click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON.")
+
+
+config_option: Final = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="The server's configuration: the keys of what is encrypted.",
+)
+_SETTINGS: Final = "IDEMACTOR_SERVER__"
+
+
+def server_settings(path: Path | None) -> ServerSection:
+    """What the server is told of its files, by its configuration and the environment.
+
+    Raises:
+        StartError: They cannot be used.
+    """
+    from idemactor.config import load
+
+    # Without a file, what the environment says of other things is for a server.
+    given = os.environ
+    environment = given if path is not None else {k: v for k, v in given.items() if _counts_alone(k)}
+    try:
+        return load(path, environment=environment).server
+    except ConfigError as error:
+        raise StartError(str(error)) from error
+
+
+def _counts_alone(variable: str) -> bool:
+    return variable.startswith(_SETTINGS) or not variable.startswith("IDEMACTOR_")
+
+
+def keys_of(server: ServerSection) -> Keyring | None:
+    """The keys of what is encrypted.
+
+    Raises:
+        StartError: The package for it is not there.
+    """
+    from idemactor.storage.sealing import Keyring
+
+    return Keyring(server.encryption_keys) if server.encryption_keys else None
+
+
+def epilog(example: str, *exits: Exit) -> str:
+    """The end of a help page."""
+    lines = "\n".join(f"  {line}" for line in example.splitlines())
+    return f"\b\nExample:\n{lines}\n\n\b\nExit codes:\n{table_of(*sorted({*EXITS, *exits}))}"
+
+
+class TerminalProgress:
+    """A line on standard error that is written anew; nothing where that is no terminal, or programs read the answer."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._shows = not quiet and sys.stderr.isatty()
+        self._next = 0.0
+        self._what = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """See ``Progress``."""
+        now = time.monotonic()
+        if not self._shows or (now < self._next and what == self._what):
+            return
+        self._next, self._what = now + SHOWN_EVERY_S, what
+        percent = min(100, 100 * done // max(total, 1))
+        click.echo(f"\r\x1b[K{what}: {percent} %", err=True, nl=False)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shows and self._what:
+            click.echo("\r\x1b[K", err=True, nl=False)
+            self._what = ""
+
+
+@contextlib.contextmanager
+def working(*, as_json: bool) -> Iterator[TerminalProgress]:
+    """While a tool works: it shows how far it is, and what stops it is said in one line and ends the program.
+
+    SIGTERM stops it as Ctrl-C does, so that what it has begun is cleaned away.
+    """
+    progress = TerminalProgress(quiet=as_json)
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield progress
+    except StartError as error:
+        _end(progress, as_json, "REFUSED", str(error), Exit.USAGE)
+    except StorageError as error:
+        _end(progress, as_json, "DAMAGED", str(error), Exit.DAMAGED)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+        _end(progress, as_json, "REFUSED", str(error), Exit.USAGE)
+    except KeyboardInterrupt:
+        progress.clear()
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        progress.clear()
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_number: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _end(progress: TerminalProgress, as_json: bool, code: str, detail: str, exit_code: Exit) -> None:
+    progress.clear()
+    if as_json:
+        click.echo(json.dumps({"code": code, "detail": detail}))
+    fail(detail, exit_code)
+
+
+def members(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass, as JSON has them."""
+    found: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(value), default=str))
+    return found
+
+
+def report(as_json: bool, told: Mapping[str, object], lines: list[str]) -> None:
+    """What a tool did: for programs, or for people."""
+    if as_json:
+        click.echo(json.dumps(told, separators=(",", ":")))
+    else:
+        for line in lines:
+            click.echo(line)

@@ -1,0 +1,91 @@
+"""What both doors do about dispatched operations and the outbox, beyond single commands (contract, 15).
+
+An operation's id does not say which shard it is in, and what a service may fetch is in all of them.
+"""
+
+from __future__ import annotations
+
+import random
+from functools import partial
+from typing import TypeAlias
+
+import trio
+
+from idemactor.core.commands import Cancel, Command, Watch
+from idemactor.core.keys import Identity
+from idemactor.core.queries import FindOperation
+from idemactor.core.replies import Overloaded, Unavailable, Unknown
+from idemactor.server.context import ServerContext
+from idemactor.server.operations import NOBODY, Asked, ask_shard, carry_out
+from idemactor.shard import errands
+from idemactor.shard.mailbox import Answer
+from idemactor.wire.fields import Dialect
+from idemactor.wire.outbox import Poll, no_such_operation, poll_body
+from idemactor.wire.requests import Scope
+
+Settled: TypeAlias = tuple[Answer, Command]
+"""An answer, and what was asked in the end."""
+
+
+async def operation(context: ServerContext, scope: Scope, operation_id: str, wait_ms: int) -> Settled:
+    """How an operation stands; waits for its end at most ``wait_ms``.
+
+    Raises:
+        RequestError: NOT_FOUND, or why a shard could not answer that may have it.
+    """
+    identity = await _find(context, scope, operation_id)
+    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event(), NOBODY)
+
+
+async def cancel(context: ServerContext, scope: Scope, operation_id: str, handed_over: trio.Event) -> Settled:
+    """Take an operation back, see ``Cancel``; ``handed_over`` is set once nothing takes that back any more.
+
+    Raises:
+        RequestError: As ``operation``.
+    """
+    identity = await _find(context, scope, operation_id)
+    # Whoever dispatched it may take it back, too: that is no operator's doing.
+    asked = Asked(scope.who) if scope.operator else NOBODY
+    return await _settle(context, Cancel(identity, operation_id), handed_over, asked)
+
+
+async def poll(context: ServerContext, scope: Scope, asked: Poll, dialect: Dialect) -> dict[str, object]:
+    """The members of what was taken.
+
+    Raises:
+        RequestError: No shard could answer.
+    """
+    shards = len(context.router.shards)
+    haul = await errands.poll(
+        partial(ask_shard, context),
+        shards,
+        errands.wanted_by(asked, scope),
+        wait_ms=asked.wait_ms,
+        bell=context.bell,
+        now_ms=context.now_ms,
+        first=random.randrange(shards),
+        is_over=lambda: context.draining,
+    )
+    if haul.missing is not None and not haul.answered:
+        raise errands.not_now(haul.missing)
+    return poll_body(haul.intents, haul.events, dialect)
+
+
+async def _find(context: ServerContext, scope: Scope, operation_id: str) -> Identity:
+    query = FindOperation(scope.tenant, scope.namespace, operation_id)
+    found = await errands.find_operation(partial(ask_shard, context), len(context.router.shards), query)
+    match found:
+        case Identity():
+            return found
+        case None:
+            raise no_such_operation()
+        case Overloaded() | Unavailable():
+            raise errands.not_now(found)
+
+
+async def _settle(context: ServerContext, command: Command, handed_over: trio.Event, asked: Asked) -> Settled:
+    [answer] = await carry_out(context, [command], handed_over, asked)
+    if isinstance(answer, Unknown):
+        # It was there a moment ago.
+        raise no_such_operation()
+    return answer, command

@@ -1,0 +1,76 @@
+"""Another number of shards for a data directory that no server uses."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from idemactor.core.keys import worker_of
+from idemactor.errors import StartError
+from idemactor.storage.directory import DataDirectory, explained
+from idemactor.storage.layout import META_NAME, SHARDS_MAX, Meta, journal_name, read_meta, shard_name
+from idemactor.storage.progress import Progress
+from idemactor.storage.reading import ShardReader, read_held, read_shard
+from idemactor.storage.rebuilding import Making, Rebuilt, rebuild, stamps_of
+from idemactor.storage.sealing import Keyring
+
+
+def reshard(path: Path, shards: int, progress: Progress, keys: Keyring | None = None) -> Rebuilt | None:
+    """Distribute everything in a data directory over ``shards`` shards; the files of before are kept.
+
+    Run once more after it was interrupted, it goes on where it was. What is encrypted is opened with ``keys``, and
+    encrypted anew.
+
+    Returns:
+        What was done; None where there are as many shards already.
+
+    Raises:
+        StartError: The message says the way out.
+        StorageError: Something is damaged; the files of before still count.
+    """
+    if not 1 <= shards <= SHARDS_MAX:
+        raise StartError(f"--to is 1 to {SHARDS_MAX}, not {shards}")
+    with explained(path), own(path) as directory, open_readers(directory.home, directory.meta, keys) as sources:
+        if directory.shards == shards:
+            return None
+        stamps = stamps_of(files_of(directory.home, directory.meta))
+        made = Making(directory.checksums, keys)
+        return rebuild(path, directory.meta, "reshard", shards, sources, progress, making=made, stamps=stamps)
+    raise AssertionError("a stack of contexts swallows nothing")
+
+
+@contextlib.contextmanager
+def own(path: Path) -> Iterator[DataDirectory]:
+    """Own a data directory that is there.
+
+    Raises:
+        StartError: It is in use, or it is none.
+    """
+    if read_meta(path) is None:
+        raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+    with DataDirectory.open(path) as directory:
+        directory.reread()
+        yield directory
+
+
+def files_of(home: Path, meta: Meta) -> list[Path]:
+    """The database files of a set."""
+    return [home / name for name in (*(shard_name(shard) for shard in range(meta.shards)), *meta.journals())]
+
+
+@contextlib.contextmanager
+def open_readers(home: Path, meta: Meta, keys: Keyring | None = None) -> Iterator[Sequence[ShardReader]]:
+    """The content of every shard of a set that nobody uses.
+
+    Raises:
+        StorageError: See ``read_shard``.
+        apsw.Error: See ``read_shard``.
+        OSError: See ``read_shard``.
+    """
+    with contextlib.ExitStack() as stack:
+        readers = []
+        for shard in range(meta.shards):
+            held = read_held(home / journal_name(worker_of(shard, meta.workers), meta.workers), shard)
+            readers.append(stack.enter_context(read_shard(home / shard_name(shard), held, keys)))
+        yield readers

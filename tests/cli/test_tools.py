@@ -1,0 +1,151 @@
+"""The commands that work on files: what they write, how they end, and what they show meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from idemactor.cli.exits import MEANINGS, Exit
+from idemactor.cli.tools import TerminalProgress
+from idemactor.errors import StartError, StorageError
+from idemactor.storage import backups, exporting, importing, resharding
+from idemactor.storage.directory import DataDirectory
+from tests.cli.fake_client import invoke
+
+TOOLS = ("backup", "restore", "reshard", "reencrypt", "export", "import")
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    DataDirectory.open(tmp_path / "data", 2).close()
+    return tmp_path / "data"
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_every_help_page_has_an_example_and_the_exit_codes(name: str) -> None:
+    page = invoke(name, "--help").stdout
+    assert f"idemactor {name}" in page.partition("Example:")[2]
+    assert f"Exit codes:\n      0  {MEANINGS[Exit.DONE]}\n" in page
+    assert "--json" in page
+
+
+def test_one_after_the_other(data: Path, tmp_path: Path) -> None:
+    made = json.loads(invoke("backup", str(tmp_path / "b"), "--data-dir", str(data), "--json").stdout)
+    assert [shard["shard"] for shard in made["shards"]] == [0, 1]
+    restored = json.loads(invoke("restore", str(tmp_path / "b"), str(tmp_path / "r"), "--json").stdout)
+    assert (restored["shards"], restored["taken_ms"]) == (2, made["taken_ms"])
+    done = json.loads(invoke("reshard", str(tmp_path / "r"), "--to", "3", "--json").stdout)
+    assert (done["changed"], done["shards"], done["entries"]) == (True, 3, 0)
+    assert json.loads(invoke("reshard", str(tmp_path / "r"), "--to", "3", "--json").stdout)["changed"] is False
+    file = tmp_path / "all.jsonl"
+    assert json.loads(invoke("export", str(tmp_path / "r"), "--output", str(file), "--json").stdout)["entries"] == 0
+    assert file.stat().st_mode & 0o777 == 0o600
+    came = json.loads(invoke("import", str(tmp_path / "n"), str(file), "--json").stdout)
+    assert (came["entries"], came["shards"]) == (0, 3)
+
+
+def test_people_are_told_in_words(data: Path, tmp_path: Path) -> None:
+    assert "2 shards" in invoke("backup", str(tmp_path / "b"), "--data-dir", str(data)).stdout
+    lines = invoke("restore", str(tmp_path / "b"), str(data), "--replace").stdout
+    assert "may be lost" in lines
+    assert f"the files of before are kept in {data}" in lines
+    assert "each compared" in invoke("reshard", str(data), "--to", "3").stdout
+    assert "has 3 shards already" in invoke("reshard", str(data), "--to", "3").stdout
+    assert "0 entries" in invoke("export", str(data), "--output", str(tmp_path / "x")).stdout
+    assert "0 keys" in invoke("import", str(tmp_path / "n"), str(tmp_path / "x")).stdout
+
+
+CALLS: dict[str, tuple[Any, str, list[str]]] = {
+    "backup": (backups, "back_up", ["x", "--data-dir", "y"]),
+    "restore": (backups, "restore", ["x", "y"]),
+    "reshard": (resharding, "reshard", ["x", "--to", "2"]),
+    "export": (exporting, "export", ["x", "--output", "z"]),
+    "import": (importing, "import_lines", ["x", os.devnull]),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (StartError("no such place"), Exit.USAGE, "REFUSED"),
+        (OSError("no such place"), Exit.USAGE, "REFUSED"),
+        (StorageError("no such place"), Exit.DAMAGED, "DAMAGED"),
+        (KeyboardInterrupt(), 130, None),
+    ],
+)
+def test_what_stops_it_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException, code: int, said: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, function, arguments = CALLS[name]
+
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, function, failing)
+    result = invoke(name, *arguments, "--json")
+    assert result.exit_code == code
+    assert not list(tmp_path.iterdir())
+    if said is not None:
+        assert json.loads(result.stdout) == {"code": said, "detail": "no such place"}
+        assert result.stderr == "idemactor: no such place\n"
+
+
+def test_sigterm_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def terminated(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(backups, "back_up", terminated)
+    assert invoke("backup", str(tmp_path / "b")).exit_code == 130
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_an_export_to_standard_output_has_no_report(data: Path) -> None:
+    lines = invoke("export", str(data)).stdout.splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["export", "end"]
+    assert invoke("export", str(data), "--json").exit_code == Exit.USAGE
+
+
+def test_progress_is_shown_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for terminal, quiet in ((False, False), (True, True)):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal)
+        silent = TerminalProgress(quiet=quiet)
+        silent("copied", 1, 2)
+        silent.clear()
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_sees_how_far_it_is(data: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "idemactor", "backup", str(tmp_path / "b"), "--data-dir", str(data)]
+    with subprocess.Popen(command, stderr=theirs, stdout=subprocess.PIPE) as process:
+        os.close(theirs)
+        shown = b""
+        while piece := _read(lambda: os.read(ours, 4_096)):
+            shown += piece
+        assert process.wait(30) == 0
+    os.close(ours)
+    assert b"\r\x1b[Kshard 1: " in shown
+    # The line is gone in the end.
+    assert shown.endswith(b"\r\x1b[K")
+
+
+def _read(read: Callable[[], bytes]) -> bytes:
+    try:
+        return read()
+    except OSError:  # What a terminal answers whose other side is closed.
+        return b""

@@ -1,0 +1,286 @@
+"""Every alert rule: it fires when what it is about is really so, it is silent on a healthy server, and has its page.
+
+The server is the real one without sockets, on virtual time: scraped every minute by ``GET /metrics``. Those that need
+processes or sockets (a server or a worker that is away, a gateway) are in ``tests/system/test_alerts.py`` and
+``tests/gateway/proxy``; this module holds that none is missing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import pytest
+import trio
+from trio.testing import MockClock
+
+from idemactor.cli.main import main
+from idemactor.core.policy import OnLeaseExpiry, Policy
+from idemactor.errors import StorageError
+from idemactor.gateway.profiles import SHIPPED
+from idemactor.gateway.source import Verify
+from idemactor.gateway.verify import Scheme
+from idemactor.observability.disk import DiskMetrics
+from idemactor.shard.actor import Shard
+from idemactor.storage.base import CommitResult
+from idemactor.storage.memory import Fault
+from tests.gateway.payloads import payloads, request_members
+from tests.observability.alerts import ALERTS, Watcher
+from tests.server.rig import POLICIES, TOKENS, Rig, running
+from tests.server.test_http_app import Client, bearer
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+SECTIONS: Final = ("Symptom", "What it means", "What to look at", "How to mend it")
+MINUTES: Final = 20
+MAILBOX: Final = 64
+ELSEWHERE: Final = {
+    "IdemactorDown": "tests/system/test_alerts.py",
+    "IdemactorWorkerDown": "tests/system/test_alerts.py",
+    "IdemactorGatewayUnprotected": "tests/gateway/proxy/test_alerts.py",
+}
+
+
+@dataclass(slots=True)
+class Patient:
+    """A server that something may be wrong with."""
+
+    rig: Rig
+    client: Client
+    minute: int = 0
+
+    async def post(self, op: str, namespace: str = "default", by: str = "caller-token", **members: Any) -> Any:
+        return await self.client.post(f"/v1/{namespace}/{op}", members, headers=bearer(by))
+
+    @property
+    def shard(self) -> Shard:
+        """The first one."""
+        found = self.rig.context.router.shards[0]
+        assert isinstance(found, Shard)
+        return found
+
+    def key(self, shard: int = 0) -> str:
+        """A key of that shard, another one every minute."""
+        return next(key for number in range(1_000) if self.owner(key := f"{self.minute}-{number}") == shard)
+
+    def owner(self, key: str) -> int:
+        from idemactor.core.keys import Identity, identity_hash, shard_of
+
+        return shard_of(identity_hash(Identity("acme", "default", key)), len(self.rig.disks))
+
+
+Condition = Callable[[Patient], Awaitable[None]]
+"""Is called every minute, before the scrape: brings it about, and keeps it so."""
+
+
+async def work(patient: Patient) -> None:
+    """What callers do all day; a refusal is theirs."""
+    key = f"work-{patient.minute}"
+    reserved = await patient.post("reserve", key=key)
+    if reserved.status == 201:
+        await patient.post("commit", key=key, token=reserved.json["token"])
+
+
+async def quarantined(patient: Patient) -> None:
+    disk = patient.rig.disks[0]
+    disk.failing_opens = 1_000
+    disk.faults.append(Fault(CommitResult.FAILED))
+    await patient.post("reserve", key=patient.key())
+
+
+async def silent(patient: Patient) -> None:
+    async def hang(*_: object) -> None:
+        await trio.sleep_forever()
+
+    patient.shard._engine.confirm = hang  # type: ignore[method-assign, assignment]
+
+
+async def writes_fail(patient: Patient) -> None:
+    patient.rig.disks[0].faults.append(Fault(CommitResult.FAILED))
+    await patient.post("reserve", key=patient.key())
+
+
+async def slow_disk(patient: Patient) -> None:
+    for place in patient.rig.context.router.shards:
+        assert isinstance(place, Shard)
+        place._engine.last_sync_s = 0.2
+    await patient.post("reserve", key=patient.key())
+
+
+async def overloaded(patient: Patient) -> None:
+    ops = [{"op": "reserve", "namespace": "default", "key": f"{patient.minute}-{n}"} for n in range(5 * MAILBOX)]
+    await patient.client.post("/v1/batch", {"ops": ops}, headers=bearer("caller-token"))
+
+
+async def alarms_cannot_be_read(patient: Patient) -> None:
+    async def broken(_: int) -> list[Any]:
+        raise StorageError("the disk was told to fail")
+
+    if patient.minute == 0:
+        for place, disk in zip(patient.rig.context.router.shards, patient.rig.disks, strict=True):
+            assert isinstance(place, Shard)
+            place._engine.alarms = broken  # type: ignore[method-assign, assignment]
+            disk.faults.append(Fault(CommitResult.FAILED))
+        for number in range(4_000):
+            await patient.post("reserve", key=f"k{number}", lease_ms=30_000)
+
+
+async def in_doubt(patient: Patient) -> None:
+    if patient.minute == 0:
+        await patient.post("reserve", namespace="hold", key="k")
+
+
+async def long_work(patient: Patient) -> None:
+    if patient.minute == 0:
+        reserved = await patient.post("reserve", key="k", lease_ms=2 * 3_600_000)
+        assert reserved.status == 201
+        await trio.sleep(3_500)
+
+
+async def stale_commit(patient: Patient) -> None:
+    if patient.minute == 0:
+        first = await patient.post("reserve", namespace="trade", key="k")
+        await trio.sleep(6)
+        await patient.post("reserve", namespace="trade", key="k")
+        await patient.post("commit", namespace="trade", key="k", token=first.json["token"])
+
+
+async def full(patient: Patient) -> None:
+    for number in range(3):
+        await patient.post("reserve", namespace="small", key=f"{patient.minute}-{number}")
+
+
+async def wrong_token(patient: Patient) -> None:
+    for number in range(20):
+        told = await patient.post("reserve", by="guessed", key=f"k{number}")
+        assert told.status == 401
+
+
+async def forged(patient: Patient) -> None:
+    case = next(case for case in payloads() if case.id == "h04-github-push")
+    request = replace(case.first, body=case.first.body + b" ")
+    told = await patient.post("accept", source="github", request=request_members(request, as_bytes=False))
+    assert told.status == 401
+
+
+async def disk_fills(patient: Patient) -> None:
+    if patient.minute == 0:
+        patient.rig.context.metrics.registry.register(DiskMetrics(ROOT, ROOT / "nothing"))
+
+
+CONDITIONS: Final[dict[str, Condition]] = {
+    "IdemactorShardQuarantined": quarantined,
+    "IdemactorShardSilent": silent,
+    "IdemactorWritesFail": writes_fail,
+    "IdemactorDiskSlow": slow_disk,
+    "IdemactorOverloaded": overloaded,
+    "IdemactorAlarmBacklog": alarms_cannot_be_read,
+    "IdemactorInDoubtOld": in_doubt,
+    "IdemactorPendingOld": long_work,
+    "IdemactorIncidents": stale_commit,
+    "IdemactorQuotaReached": full,
+    "IdemactorCallersRefused": wrong_token,
+    "IdemactorForgedRequests": forged,
+    "IdemactorDiskFilling": disk_fills,
+}
+
+
+async def watch(clock: MockClock, condition: Condition) -> Watcher:
+    """Twenty minutes in the life of a server."""
+    policies = {**POLICIES, "hold": Policy(lease_ms=5_000, on_lease_expiry=OnLeaseExpiry.HOLD)}
+    verify = Verify(Scheme.GITHUB, ("S",), ("made-up-github-secret",))
+    sources = {"github": replace(SHIPPED["github"], verify=verify)}
+    watcher = Watcher()
+    async with running(clock, tokens=TOKENS, policies=policies, sources=sources, mailbox_max=MAILBOX) as rig:
+        patient = Patient(rig, Client(rig))
+        for patient.minute in range(MINUTES):
+            with trio.move_on_after(4_000):
+                await condition(patient)
+            with trio.move_on_after(5):
+                await work(patient)
+            scraped = await patient.client.get("/metrics", headers=bearer("metrics-token"))
+            assert scraped.status == 200
+            watcher.scrape(rig.context.now_ms() / 1_000, scraped.body.decode())
+            await trio.sleep(60)
+    return watcher
+
+
+@pytest.mark.parametrize("alert", CONDITIONS)
+async def test_an_alert_fires_when_it_is_so(
+    alert: str, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = os.statvfs(ROOT)
+    # As good as full, but for a twentieth.
+    nearly = os.statvfs_result((room.f_bsize, room.f_frsize, 1_000, 50, 50, 1, 1, 1, 0, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: nearly)
+    watcher = await watch(autojump_clock, CONDITIONS[alert])
+    assert watcher.firing(alert), watcher.last(alert)
+
+
+async def test_a_healthy_server_is_left_alone(autojump_clock: MockClock) -> None:
+    async def well(patient: Patient) -> None:
+        if patient.minute == 0:
+            patient.rig.context.metrics.registry.register(DiskMetrics(ROOT, ROOT / "nothing"))
+        # What happens every day is no alarm: a lease that ran out and was taken over, a caller that was told no.
+        await patient.post("reserve", namespace="trade", key="again")
+        await patient.post("reserve", key=f"work-{patient.minute}", by="trade-token")
+
+    watcher = await watch(autojump_clock, well)
+    assert [alert for alert in ALERTS if watcher.firing(alert)] == []
+
+
+def test_every_alert_is_tested() -> None:
+    assert CONDITIONS.keys() | ELSEWHERE.keys() == ALERTS.keys()
+    for alert, module in ELSEWHERE.items():
+        assert alert in (ROOT / module).read_text()
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_alert_has_its_page(alert: str) -> None:
+    rule = ALERTS[alert]
+    page = ROOT / rule["annotations"]["runbook"]
+    assert page.name == f"{alert}.md"
+    text = page.read_text()
+    assert text.startswith(f"# {alert}\n")
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [
+        "Symptom",
+        "What it means",
+        "What to look at",
+        "How to mend it",
+    ]
+    assert rule["labels"]["severity"] in {"page", "ticket"}
+    assert rule["annotations"]["summary"]
+
+
+def test_every_page_has_its_alert() -> None:
+    pages = {page.stem for page in (ROOT / "docs" / "runbook").glob("Idemactor*.md")}
+    assert pages == ALERTS.keys()
+    index = (ROOT / "docs" / "runbook" / "README.md").read_text()
+    assert [alert for alert in ALERTS if f"({alert}.md)" not in index] == []
+
+
+def pages() -> list[Path]:
+    return sorted((ROOT / "docs" / "runbook").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
+def test_commands_of_a_page_exist(page: Path) -> None:
+    """Nobody is to find out at night that a flag has another name."""
+    for line in re.findall(r"^idemactor (.+)$|`idemactor ([^`]+)`", page.read_text(), re.MULTILINE):
+        name, *words = (line[0] or line[1]).partition("#")[0].split()
+        command = main.get_command(click.Context(main), name)
+        assert command is not None, name
+        known = {option for param in command.params for option in param.opts + param.secondary_opts}
+        assert {word for word in words if word.startswith("-")} <= known, line
+
+
+async def test_metrics_of_the_pages_exist(autojump_clock: MockClock) -> None:
+    watcher = await watch(autojump_clock, in_doubt)
+    told = watcher.names | {"idemactor_worker_up", "idemactor_journal_bytes", "idemactor_disk_free_bytes"}
+    for page in pages():
+        for name in re.findall(r"`(idemactor_[a-z_]+)`", page.read_text()):
+            assert any(name in (one, one.rpartition("_")[0]) for one in told), f"{page.name}: {name}"
