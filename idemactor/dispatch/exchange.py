@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+from collections.abc import Awaitable
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +16,9 @@ import trio
 from idemactor.core.queries import TakenIntent
 from idemactor.core.record import Outcome
 from idemactor.dispatch.destination import Destination, StatusPage
+from idemactor.dispatch.plain_http import answer_start, request_bytes
 from idemactor.dispatch.signing import Signer
+from idemactor.gateway.proxy.call import AT_ONCE_BYTES, AnswerHead, Call, Link, Lost, NotSent, Outgoing
 from idemactor.gateway.proxy.headers import (
     ATTEMPT_HEADER,
     KEY_HEADER,
@@ -25,7 +29,7 @@ from idemactor.gateway.proxy.headers import (
     replayable,
 )
 from idemactor.gateway.proxy.routes import CONNECT_MS_DEFAULT
-from idemactor.gateway.proxy.upstream import AnswerHead, Call, Lost, NotSent, Outgoing, Upstream
+from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.proxy.verdict import READ_BYTES_MAX
 from idemactor.observability.logs import log_event
 from idemactor.wire.intent_headers import is_ours
@@ -33,6 +37,8 @@ from idemactor.wire.intent_headers import is_ours
 BODY_BYTES_MAX: Final = READ_BYTES_MAX
 """What of an answer is kept at most: more no outcome may have, and no rule looks into."""
 USER_AGENT: Final = "idemactor"
+_KINDS_OF_INTENTS: Final = 64
+"""For how many different sets of header fields it is remembered what is sent of them."""
 _MS_PER_S: Final = 1_000
 
 _log = logging.getLogger(__name__)
@@ -72,14 +78,20 @@ class Answer:
 def delivery_of(taken: TakenIntent, destination: Destination, signer: Signer, authority: str, now_ms: int) -> Outgoing:
     """The request that delivers an intent: its body and its own fields, and what makes a repeat recognisable."""
     intent = taken.intent
-    own = tuple(pair for pair in end_to_end(intent.headers) if not is_ours(pair[0]))
-    content_type = (("Content-Type", intent.content_type),) if intent.content_type else ()
+    own = _own_fields(intent.content_type, intent.headers)
     marks: Pairs = ((KEY_HEADER, taken.operation_id), (ATTEMPT_HEADER, str(taken.attempt)))
     if taken.perhaps_sent:
         marks = (*marks, TAKEOVER_MARK)
     signed = signer.headers(taken.operation_id, intent.body, now_ms)
-    pairs = (("Host", authority), *content_type, *_with_defaults(own), *marks, *signed)
+    pairs = (("Host", authority), *own, *marks, *signed)
     return Outgoing("POST", destination.endpoint.of(taken.operation_id), pairs, intent.body)
+
+
+@functools.lru_cache(_KINDS_OF_INTENTS)
+def _own_fields(content_type: str, headers: Pairs) -> Pairs:
+    """What of a request describes the intent: most intents of a namespace have the same."""
+    own = tuple(pair for pair in end_to_end(headers) if not is_ours(pair[0]))
+    return (*((("Content-Type", content_type),) if content_type else ()), *_with_defaults(own))
 
 
 def question_of(operation_id: str, page: StatusPage, signer: Signer, authority: str, now_ms: int) -> Outgoing:
@@ -108,20 +120,74 @@ async def exchange(upstream: Upstream, outgoing: Outgoing, scope: trio.CancelSco
     """
     ends_at = trio.current_time() + timeout_ms / _MS_PER_S
     scope.deadline = min(scope.deadline, ends_at)
+    request = _plain_request(outgoing)
+    link = upstream.borrow() if request is not None else None
+    if request is not None and link is not None:
+        with scope:
+            return await _whole(_over(upstream, link, outgoing, request))
+        raise TimedOut("the destination did not answer in time")
     async with upstream.call(outgoing, connect_ms=min(CONNECT_MS_DEFAULT, timeout_ms)) as call:
         if scope.deadline <= trio.current_time() < ends_at:
             raise CutOff("the relay stopped before it was sent")
         if trio.current_time() >= ends_at:
             raise NotSent("there was no time left to send it once the connection was made")
         with scope:
-            try:
-                return await _answered(call)
-            except (Lost, trio.Cancelled):
-                raise
-            except Exception as error:  # Whatever broke, something may have been sent.
-                log_event(_log, logging.ERROR, "delivery_exchange_broke", error)
-                raise Lost("the exchange with the destination broke") from error
+            return await _whole(_answered(call))
         raise TimedOut("the destination did not answer in time")
+
+
+async def _whole(answer: Awaitable[Answer]) -> Answer:
+    try:
+        return await answer
+    except (Lost, trio.Cancelled):
+        raise
+    except Exception as error:  # Whatever broke, something may have been sent.
+        log_event(_log, logging.ERROR, "delivery_exchange_broke", error)
+        raise Lost("the exchange with the destination broke") from error
+
+
+def _plain_request(outgoing: Outgoing) -> bytes | None:
+    """The bytes of what goes out at once; None: it is large, or h11 has to say how it is sent."""
+    is_plain = outgoing.method == "POST" and len(outgoing.body) < AT_ONCE_BYTES
+    return request_bytes(outgoing) if is_plain else None
+
+
+async def _over(upstream: Upstream, link: Link, outgoing: Outgoing, request: bytes) -> Answer:
+    """A request over a connection that was used before."""
+    keep = False
+    try:
+        answer, keep = await _exchanged(link, outgoing, request)
+        return answer
+    finally:
+        await upstream.give_back(link, keep=keep)
+
+
+async def _exchanged(link: Link, outgoing: Outgoing, request: bytes) -> tuple[Answer, bool]:
+    """The answer, and whether the connection is good for another request."""
+    # Where sending fails the destination may have answered all the same: that it wants no more, and why.
+    sent = await link.send(request)
+    data = await link.receive()
+    start = answer_start(data)
+    if start is None or start.ends_at - start.body_at > BODY_BYTES_MAX:
+        call = Call(link, outgoing, reused=True)
+        call.take_over(data, sent=sent)
+        answer = await _read(call)
+        return answer, call.finish()
+    if len(data) < start.ends_at:
+        data = await _rest(link, data, start.ends_at)
+    answer = Answer(start.status, start.headers, data[start.body_at : start.ends_at])
+    # Bytes behind it nobody asked for: whatever comes next over this connection could be no answer to what is sent.
+    return answer, sent and len(data) == start.ends_at
+
+
+async def _rest(link: Link, data: bytes, ends_at: int) -> bytes:
+    whole = bytearray(data)
+    while len(whole) < ends_at:
+        piece = await link.receive()
+        if not piece:
+            raise Lost("the destination's answer ended early")
+        whole += piece
+    return bytes(whole)
 
 
 async def _answered(call: Call) -> Answer:

@@ -14,7 +14,7 @@ from idemactor.dispatch.breaker import Breaker, BreakerState
 from idemactor.dispatch.destination import Destination
 from idemactor.dispatch.exchange import Answer, CutOff
 from idemactor.dispatch.schedule import backoff_ms, retry_after_ms
-from idemactor.gateway.proxy.upstream import Lost, NotSent, Unsendable
+from idemactor.gateway.proxy.call import Lost, NotSent, Unsendable
 from idemactor.gateway.proxy.verdict import Verdict, reads_body, verdict_of
 
 Ending = Commit | Release | Doubt | Postpone

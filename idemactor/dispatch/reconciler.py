@@ -26,7 +26,8 @@ from idemactor.dispatch.exchange import Answer, exchange, question_of
 from idemactor.dispatch.relay import Surroundings
 from idemactor.dispatch.schedule import check_is_due
 from idemactor.dispatch.signing import Signer
-from idemactor.gateway.proxy.upstream import Lost, NotSent, Upstream
+from idemactor.gateway.proxy.call import Lost, NotSent
+from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.observability.logs import log_event
 
 IN_DOUBT: Final = "in_doubt"

@@ -27,7 +27,8 @@ from idemactor.dispatch.settling import settle
 from idemactor.dispatch.shards import Bell, Shards, given_back
 from idemactor.dispatch.signing import Signer
 from idemactor.dispatch.taking import Taker, query_of
-from idemactor.gateway.proxy.upstream import Lost, NotSent, Outgoing, Unsendable, Upstream
+from idemactor.gateway.proxy.call import Lost, NotSent, Outgoing, Unsendable
+from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.observability.logs import log_event
 from idemactor.observability.observer import Observer
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 import trio
@@ -57,12 +56,6 @@ class RoutedShards:
         return len(self._router.shards)
 
     async def ask(self, shard: int, query: Query) -> Answer:
-        return await self._sent(lambda replies: self._router.ask(shard, Envelope(query, replies, 0)))
-
-    async def tell(self, command: Command) -> Answer:
-        return await self._sent(lambda replies: self._router.route([Envelope(command, replies, 0)]))
-
-    async def _sent(self, send: Callable[[Replies], object]) -> Answer:
         abandoned = False
 
         def came() -> None:
@@ -70,7 +63,7 @@ class RoutedShards:
                 self._give_back(replies.answers[0])
 
         replies = Replies(1, came)
-        send(replies)
+        self._router.ask(shard, Envelope(query, replies, 0))
         try:
             with trio.move_on_after(ASK_MS / _MS_PER_S):
                 return (await replies.wait())[0]
@@ -79,6 +72,13 @@ class RoutedShards:
             abandoned = True
             if replies.complete and replies.closed:
                 came()
+        return Unavailable(SETTLE_REST_MS_MAX)
+
+    async def tell(self, command: Command) -> Answer:
+        replies = Replies(1)
+        self._router.route([Envelope(command, replies, 0)])
+        with trio.move_on_after(ASK_MS / _MS_PER_S):
+            return (await replies.wait())[0]
         return Unavailable(SETTLE_REST_MS_MAX)
 
     def _give_back(self, answer: Answer) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Final
 
@@ -16,9 +17,12 @@ HOP_BY_HOP: Final = frozenset(
 TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """What a name is made of (RFC 9110, section 5.6.2)."""
 
+_NAMES: Final = 256
+"""So many names are remembered as what they are taken for: the same few come with every message."""
 _HYPHENS: Final = str.maketrans(dict.fromkeys("!#$%&'*+.^_`|~", "-"))
 
 
+@functools.lru_cache(_NAMES)
 def plain_name(name: str) -> str:
     """A field's name as the programs behind CGI and its like know it: they take ``X_A``, ``x.a`` and ``X-A`` for one.
 

@@ -88,13 +88,21 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
     keys = file.with_name("encryption.keys")
     keys.write_text("a2V5IG9mIHRoaXJ0eS10d28gYnl0ZXMgZm9yIHRlc3Q=")
     text = text.replace("encryption.keys", str(keys))
-    config = load_text(file, text, environment={"STRIPE_WEBHOOK_SECRET": "whsec_"})
+    config = load_text(
+        file,
+        text,
+        environment={
+            "STRIPE_WEBHOOK_SECRET": "whsec_",
+            "ORDERS_SIGNING_SECRET": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw",
+        },
+    )
     assert config.server.shards == 4
     assert config.server.encryption_keys
     assert config.sources["stripe"].verify is not None
     assert [route.prefix for route in config.gateway.routes] == ["/orders"]
     assert config.http.client_ca == file.with_name("clients.pem")
     assert config.tokens[0].role is Role.CALLER
+    assert config.destinations["trade"].concurrency == 8
 
 
 def test_every_setting_is_read(file: Path) -> None:

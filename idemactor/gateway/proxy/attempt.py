@@ -27,12 +27,12 @@ from idemactor.core.policy import OnUnavailable, Policy
 from idemactor.core.record import Outcome
 from idemactor.core.replies import Completed, Overloaded, Reserved, Unavailable
 from idemactor.gateway.proxy import answers, headers
+from idemactor.gateway.proxy.call import Lost, NotSent, Outgoing
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.desk import Caller, Desk, Ending, Lease, LeaseKeeper, given_back, new_request_id
 from idemactor.gateway.proxy.forward import Arrived, Forwarder, TimedOut
 from idemactor.gateway.proxy.headers import Pairs, Peer
 from idemactor.gateway.proxy.routes import OrderIdForm, Route
-from idemactor.gateway.proxy.upstream import Lost, NotSent, Outgoing
 from idemactor.gateway.proxy.verdict import READ_BYTES_MAX, Verdict, reads_body, verdict_of
 from idemactor.gateway.request import RawRequest
 from idemactor.gateway.resolve import Resolved

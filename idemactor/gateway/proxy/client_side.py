@@ -13,10 +13,10 @@ from typing import Final
 import trio
 
 from idemactor.gateway.proxy.answers import Whole
+from idemactor.gateway.proxy.call import AnswerHead
 from idemactor.gateway.proxy.headers import answered, encoded, without
 from idemactor.gateway.proxy.http1 import RequestHead
 from idemactor.gateway.proxy.limits import WRITE_BYTES
-from idemactor.gateway.proxy.upstream import AnswerHead
 from idemactor.server.tracing import Request
 
 _MS_PER_S: Final = 1_000

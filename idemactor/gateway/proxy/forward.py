@@ -16,11 +16,12 @@ from typing import Final
 
 import trio
 
+from idemactor.gateway.proxy.call import AnswerHead, Call, Lost, NotSent, Outgoing
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.desk import Lease
 from idemactor.gateway.proxy.headers import Pairs, without
 from idemactor.gateway.proxy.routes import Route
-from idemactor.gateway.proxy.upstream import AnswerHead, Call, Lost, NotSent, Outgoing, Upstream
+from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.observability.logs import log_event
 from idemactor.server.tracing import TRACE_FIELDS, path_of
 

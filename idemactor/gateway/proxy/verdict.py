@@ -103,6 +103,8 @@ def _said(rule: SuccessRule, body: bytes) -> Verdict:
 
 def means_same(found: object, wanted: object) -> bool:
     """Whether two values of JSON are one by meaning: 1 and 1.0 are, but true is no 1."""
+    if isinstance(found, bool) or isinstance(wanted, bool):
+        return found is wanted
     return canonical(_number(found)) == canonical(_number(wanted))
 
 
