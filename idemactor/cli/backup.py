@@ -36,7 +36,7 @@ def backup(target: Path, data_dir: Path, config_path: Path | None, as_json: bool
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import back_up
 
-    with working(as_json=as_json) as progress:
+    with working(as_json=as_json, config_path=config_path) as progress:
         copied = back_up(data_dir, target, progress, keys_of(server_settings(config_path)))
     shards = [members(shard) for shard in copied.shards]
     told = {"target": str(target), "taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}

@@ -37,7 +37,7 @@ def export(
 
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output has the export.")
-    with working(as_json=as_json) as progress, _destination(output) as file:
+    with working(as_json=as_json, config_path=config_path) as progress, _destination(output) as file:
         keys = keys_of(server_settings(config_path))
         end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
         file.flush()

@@ -44,12 +44,17 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
     """
     from idemactor.storage.importing import Conflicts, import_lines
 
-    with working(as_json=as_json) as progress, contextlib.ExitStack() as stack:
+    with working(as_json=as_json, config_path=config_path) as progress, contextlib.ExitStack() as stack:
         server = server_settings(config_path)
         file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
         try:
             imported = import_lines(
-                data_dir, file, progress, shards=shards, checksums=server.page_checksums, keys=keys_of(server)
+                data_dir,
+                file,
+                progress,
+                shards=shards,
+                checksums=None if server is None else server.page_checksums,
+                keys=keys_of(server),
             )
         except Conflicts as error:
             progress.clear()

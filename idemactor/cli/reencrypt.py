@@ -36,10 +36,10 @@ def reencrypt(config_path: Path, as_json: bool) -> None:
     Run it once more after it was interrupted: it goes on where it was. The files of before that a reshard, an import
     or a restore kept aside are left as they are.
     """
-    with working(as_json=as_json):
+    with working(as_json=as_json, config_path=config_path):
         server = server_settings(config_path)
         keys = keys_of(server)
-        if keys is None:
+        if server is None or keys is None:
             raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
         written = _reencrypt(server, keys)
     lines = [f"{server.data_dir}: rows encrypted anew: {written}; only the first key is needed from now on"]

@@ -35,7 +35,7 @@ def reshard(data_dir: Path, shards: int, config_path: Path | None, as_json: bool
     """
     from idemactor.storage.resharding import reshard as distribute
 
-    with working(as_json=as_json) as progress:
+    with working(as_json=as_json, config_path=config_path) as progress:
         rebuilt = distribute(data_dir, shards, progress, keys_of(server_settings(config_path)))
     if rebuilt is None:
         report(as_json, {"shards": shards, "changed": False}, [f"{data_dir} has {shards} shards already"])

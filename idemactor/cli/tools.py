@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
 import os
 import signal
@@ -41,12 +42,14 @@ config_option: Final = click.option(
 _SETTINGS: Final = "IDEMACTOR_SERVER__"
 
 
-def server_settings(path: Path | None) -> ServerSection:
-    """What the server is told of its files, by its configuration and the environment.
+def server_settings(path: Path | None) -> ServerSection | None:
+    """What the server is told of its files, by its configuration and the environment; None: nothing.
 
     Raises:
         StartError: They cannot be used.
     """
+    if not _has_settings(path):
+        return None
     from idemactor.config import load
 
     # Without a file, what the environment says of other things is for a server.
@@ -62,7 +65,11 @@ def _counts_alone(variable: str) -> bool:
     return variable.startswith(_SETTINGS) or not variable.startswith("IDEMACTOR_")
 
 
-def keys_of(server: ServerSection) -> Keyring | None:
+def _has_settings(path: Path | None) -> bool:
+    return path is not None or any(variable.startswith(_SETTINGS) for variable in os.environ)
+
+
+def keys_of(server: ServerSection | None) -> Keyring | None:
     """The keys of what is encrypted.
 
     Raises:
@@ -70,7 +77,7 @@ def keys_of(server: ServerSection) -> Keyring | None:
     """
     from idemactor.storage.sealing import Keyring
 
-    return Keyring(server.encryption_keys) if server.encryption_keys else None
+    return Keyring(server.encryption_keys) if server is not None and server.encryption_keys else None
 
 
 def epilog(example: str, *exits: Exit) -> str:
@@ -104,11 +111,14 @@ class TerminalProgress:
 
 
 @contextlib.contextmanager
-def working(*, as_json: bool) -> Iterator[TerminalProgress]:
+def working(*, as_json: bool, config_path: Path | None = None) -> Iterator[TerminalProgress]:
     """While a tool works: it shows how far it is, and what stops it is said in one line and ends the program.
 
     SIGTERM stops it as Ctrl-C does, so that what it has begun is cleaned away.
     """
+    if _has_settings(config_path):
+        # Before the signal is ours: Python ends by SIGINT, whatever is made of it, once one came amid an import.
+        importlib.import_module("idemactor.config")
     progress = TerminalProgress(quiet=as_json)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -119,6 +119,7 @@ def test_every_setting_is_read(file: Path) -> None:
         evict_after_ms = 1000
         mailbox_max = 4096
         workers = 3
+        page_checksums = false
         [http]
         bind = ["0.0.0.0:80", "[::1]:0", "unix:run/http.sock"]
         tls_cert = "{file.with_name("cert")}"
@@ -153,7 +154,8 @@ def test_every_setting_is_read(file: Path) -> None:
         exclude = ["/at"]
         """,
     )
-    assert config.server == ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 3)
+    section = ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 3, page_checksums=False)
+    assert config.server == section
     assert config.http == DoorSection(
         bind=("0.0.0.0:80", "[::1]:0", "unix:run/http.sock"),
         tls_cert=file.with_name("cert"),

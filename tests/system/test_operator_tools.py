@@ -366,7 +366,7 @@ def test_a_reader_that_holds_on_to_an_old_state_blocks_nobody(home: Path) -> Non
 def of_then(home: Path) -> Path:
     """A directory as the release before left it."""
     path = home / "data"
-    with DataDirectory.open(path, 1) as data:
+    with DataDirectory.open(path, 1, checksums=False) as data:
         connection = apsw.Connection(str(data.engine_path(0)))
         seq = int(connection.execute("SELECT journal_seq FROM meta").get)
         connection.close()
@@ -389,17 +389,17 @@ def test_the_files_of_the_release_before_are_served(home: Path) -> None:
         assert server.terminate() == 0
         assert_calm(server)
     assert (version, file_version(path)) == (1, 2)
-    assert_clean(path)
+    assert_sound_without_checksums(path)
 
 
 def test_the_tools_read_what_the_release_before_wrote(home: Path) -> None:
     path = of_then(home)
     assert set(lines_of(path)) == {identity.key for identity in format_1.ENTRIES}
     worked("backup", home / "backup", "--data-dir", path)
-    assert_clean(home / "backup")
+    assert_sound_without_checksums(home / "backup")
     worked("reshard", path, "--to", 3)
     assert set(lines_of(path)) == {identity.key for identity in format_1.ENTRIES}
-    assert_clean(path)
+    assert_sound_without_checksums(path)
 
 
 def file_version(path: Path) -> int:
