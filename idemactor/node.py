@@ -372,9 +372,11 @@ def make_shards(
     census: Census,
     bell: Bell,
     tracer: TurnTracer | None = None,
+    worker: int = 0,
 ) -> list[Shard]:
-    """The shards of this process; ``engines`` by their numbers."""
-    entropy, broom, sequencer = system_entropy(), Broom(), Sequencer(clock.now_us)
+    """The shards of this process, which is that ``worker`` of the server; ``engines`` by their numbers."""
+    entropy, broom = system_entropy(), Broom()
+    sequencer = Sequencer(clock.now_us, worker, config.server.workers)
     settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
     policies = with_remains(config.namespaces)
     return [

@@ -66,20 +66,26 @@ def start_time(wall_ms: int, latest_ms: int, backstep_max_ms: int) -> int:
 class Sequencer:
     """Places in line for what enters the outbox: microseconds since the epoch, none of them twice.
 
-    All shards of a process share one. Between the processes of a server the clock is enough: an answer takes longer to
-    reach whoever asks next than a microsecond.
+    All shards of a process share one. Between the processes of a server the clock says who was first: an answer takes
+    longer to reach whoever asks next than it may be ahead, a microsecond for each process. Each gives places of its own
+    only, for of two in the same place neither would stand behind the other.
 
     Args:
         now_us: The time, microseconds since the epoch, on a clock that never goes back.
+        process: The number of this process among those of the server.
+        processes: How many there are.
     """
 
-    def __init__(self, now_us: Callable[[], int]) -> None:
+    def __init__(self, now_us: Callable[[], int], process: int = 0, processes: int = 1) -> None:
         self._now_us = now_us
+        self._process = process
+        self._processes = processes
         self._last = 0
 
     def next(self) -> int:
         """A place behind every other one."""
-        self._last = max(self._now_us(), self._last + 1)
+        first = max(self._now_us(), self._last + 1)
+        self._last = first + (self._process - first) % self._processes
         return self._last
 
     def observe(self, seq: int) -> None:

@@ -170,6 +170,7 @@ class Postpone:
         due_at: When, milliseconds since the epoch.
         perhaps_sent: Whether this attempt may have had its effect.
         operation_id: See ``Commit``.
+        absent: Somebody found out that no attempt ever arrived; whoever only knows about this one cannot say so.
     """
 
     identity: Identity
@@ -178,6 +179,7 @@ class Postpone:
     perhaps_sent: bool
     reason: str | None = None
     operation_id: str | None = None
+    absent: bool = False
 
 
 @slotted

@@ -289,9 +289,8 @@ def postpone(
         return Decision(Postponed(known(delivery.due_at)))
     # A time that is past is a place in line: what was not sent through no fault of its own comes before later ones.
     due = command.due_at
-    # Out of doubt it comes by somebody who found out that no attempt had arrived; otherwise, be it late, by whoever
-    # knows about this attempt alone.
-    perhaps_sent = command.perhaps_sent or (delivery.perhaps_sent and record.state is not State.DOUBTED)
+    # Whoever was at it knows about this attempt alone, also where an earlier one has it in doubt by now.
+    perhaps_sent = command.perhaps_sent or (delivery.perhaps_sent and not command.absent)
     kept = replace(
         record,
         state=State.PENDING,

@@ -58,7 +58,7 @@ def finding(question: Question, page: StatusPage, answer: Answer, asked_at: int)
     if record.delivery is None:
         return Resolve(question.identity, record.token, Verdict.RELEASED)
     reason = f"the destination answered {answer.status} when asked what became of it"
-    return Postpone(question.identity, record.token, asked_at, perhaps_sent=False, reason=reason)
+    return Postpone(question.identity, record.token, asked_at, perhaps_sent=False, reason=reason, absent=True)
 
 
 class Reconciler:

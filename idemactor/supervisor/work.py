@@ -167,7 +167,7 @@ async def _work_until(
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
         bell = Bell()
         given_engines = dict(zip(mine, engines, strict=True))
-        shards = make_shards(given.config, given_engines, clock, observer, census, bell, telemetry)
+        shards = make_shards(given.config, given_engines, clock, observer, census, bell, telemetry, worker)
         peers = {
             number: Peer(worker, number, census, metrics.counted, bell, telemetry)
             for number in range(given.config.server.workers)

@@ -70,9 +70,9 @@ class Desk(Play):
         """The relay comes for it."""
         return self.do(Claim(KEY, lease_ms, "relay"))
 
-    def postpone(self, token: int, *, perhaps_sent: bool, delay_ms: int = DELAY_MS) -> Reply:
+    def postpone(self, token: int, *, perhaps_sent: bool, delay_ms: int = DELAY_MS, absent: bool = False) -> Reply:
         """It is to be tried again."""
-        return self.do(Postpone(KEY, token, self.now + delay_ms, perhaps_sent, "503"))
+        return self.do(Postpone(KEY, token, self.now + delay_ms, perhaps_sent, "503", absent=absent))
 
     def watch(self, operation_id: str | None = None) -> Reply:
         """Look at the operation."""
@@ -540,11 +540,26 @@ def test_an_attempt_that_lapsed_counts_as_perhaps_sent() -> None:
     assert isinstance(play.cancel(), Uncancellable)
 
 
+def test_whoever_comes_late_knows_about_its_own_attempt_alone() -> None:
+    """An earlier attempt may have arrived: that the latest did not, told twice or late, is no proof of absence."""
+    play = desk()
+    play.dispatch()
+    play.claim()
+    play.postpone(play.token, perhaps_sent=True, delay_ms=0)
+    play.claim()
+    play.postpone(play.token, perhaps_sent=False)
+    states = [play.after(HORIZON_MS).state]
+    for absent in (False, True):
+        play.postpone(play.token, perhaps_sent=False, absent=absent)
+        states.append(play.state)
+    assert states == [OperationState.IN_DOUBT, OperationState.IN_DOUBT, OperationState.EXPIRED]
+
+
 def test_absence_that_is_believed_takes_back_every_attempt() -> None:
     play = situation("risky").after(DELAY_MS)
     play.claim()
     play.doubt(play.token, "timeout")
-    assert play.postpone(play.token, perhaps_sent=False, delay_ms=0) == Postponed(play.now)
+    assert play.postpone(play.token, perhaps_sent=False, delay_ms=0, absent=True) == Postponed(play.now)
     assert play.state is OperationState.QUEUED
     play.policy = desk(recognised=False).policy
     assert isinstance(play.claim(), Claimed)

@@ -45,6 +45,7 @@ class Caller:
             (2, self.look),
             (3, self.batch),
             (3, self.late),
+            (2, self.twice),
             (1, self.hang_up),
         ]
         while not self.server.stopping:
@@ -123,6 +124,24 @@ class Caller:
             Resolve(identity, token, self.rng.choice(list(Verdict)), self.outcome("late")),
         ]
         await self.one(self.rng.choice(choices))
+
+    async def twice(self, identity: Identity) -> None:
+        """A network, or somebody between, brings one and the same request twice; the second may be under way long."""
+        ops = []
+        command = self.rng.choice(
+            (
+                self.reserve(identity),
+                Accept(identity, self.request_id(), outcome=self.outcome("twice")),
+                self.commit(identity, self.known(identity, latest=True)),
+                Release(identity, self.known(identity, latest=True)),
+            )
+        )
+        for _ in range(2):
+            ops += await self.server.send([command])
+            await trio.sleep(self.rng.choice((0, 0.002, 0.02, 0.1)))
+        for op in ops:
+            await op.done.wait()
+            self.learn(op)
 
     async def hang_up(self, identity: Identity) -> None:
         """Wait for a key, and leave before the answer."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 
 import trio
@@ -25,7 +26,10 @@ class Op:
         policy: The settings of the node that it was sent to.
         seen: Whether a shard has begun to decide it.
         at: The server's time of the decision that was answered, or of the latest that may have had an effect.
-        decided: A shard's way to say what its time is while it decides.
+        remote: Whether it was passed on to another worker: then it may have its effect after its connection broke, and
+            ``at`` is the time of its decision, whenever that was.
+        decided: The place in the order of things of its decision, where it is remote.
+        via: The worker that it was sent to, where there are several.
     """
 
     command: Command
@@ -38,6 +42,9 @@ class Op:
     seen: bool = False
     at: int | None = None
     closed: bool = False
+    remote: bool = False
+    decided: int | None = None
+    via: object = None
     done: trio.Event = field(default_factory=trio.Event)
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
@@ -56,8 +63,15 @@ class Op:
 
     def _end(self) -> None:
         self.answered = self.history.stamp()
-        self.at = self.history.deciding_ms.get(self.shard) if self.seen else None
+        if not self.remote:
+            self.at = self.history.deciding_ms.get(self.shard) if self.seen else None
         self.done.set()
+
+    @property
+    def until(self) -> float:
+        """The place in the order of things by which it had its effect."""
+        end = self.decided if self.remote and self.vague else self.answered
+        return math.inf if end is None else end
 
     @property
     def vague(self) -> bool:

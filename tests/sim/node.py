@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -23,6 +23,7 @@ from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from tests.sim.checks import memory_is_disk, outbox_is_disk, tallies
 from tests.sim.history import History, Op
+from tests.sim.wires import op_of
 
 CACHES = (CACHE_BYTES_MAX, 1_600)
 """How much shards keep in memory, bytes: everything, or one entry."""
@@ -31,8 +32,17 @@ TURNS_MAX = 50_000
 """A shard that takes more turns than this in a run of seconds never rests."""
 
 
+@dataclass(slots=True)
+class SimDisk(MemoryDisk):
+    """A memory disk that can be full: nothing is written any more, and all of it can be read."""
+
+    full: bool = False
+
+
 class SimEngine(MemoryEngine):
     """A memory disk whose answer takes its time after the write as well: a crash may come in between."""
+
+    disk: SimDisk
 
     after_commit_s: Callable[[], float] | None = None
 
@@ -41,6 +51,9 @@ class SimEngine(MemoryEngine):
         if self.after_commit_s is not None:
             await trio.sleep(self.after_commit_s())
         return result
+
+    def _apply(self, batch: Batch) -> CommitResult:
+        return CommitResult.FAILED if self.disk.full else super()._apply(batch)
 
 
 class SimShard(Shard):
@@ -76,9 +89,14 @@ class SimShard(Shard):
         self.history.deciding_ms[self.number] = turn.now
         self.in_hand = tuple(turn.envelopes)
         for envelope in turn.envelopes:
-            if isinstance(envelope.sink, Op):
-                envelope.sink.seen = True
+            op = op_of(envelope)
+            if op is not None:
+                op.seen = True
         await super()._decide(ledger, turn)
+        for envelope, _ in ledger._work.replies:
+            op = op_of(envelope)
+            if op is not None and op.remote:
+                op.at, op.decided = turn.now, op.history.stamp()
 
     async def _write(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._write(ledger, turn)
@@ -90,7 +108,7 @@ class SimShard(Shard):
         if self._ledger is not None:
             known |= {waiter.ticket.sink for queue in self._ledger._waiters.values() for waiter in queue}
             known |= {envelope.sink for envelope, _ in self._ledger._work.replies}
-        ours = (op for op in self.history.ops if op.shard == self.number and op.answered is None)
+        ours = (op for op in self.history.ops if op.shard == self.number and op.answered is None and not op.remote)
         return [op for op in ours if op not in known and not op.closed]
 
     async def _compare(self, ledger: Ledger[Envelope], now: int) -> None:
@@ -113,7 +131,7 @@ class Node:
 
 
 async def start_node(
-    disks: list[MemoryDisk],
+    disks: Sequence[SimDisk],
     policies: Mapping[str, Policy],
     wall_ms: int,
     settings: ShardSettings,

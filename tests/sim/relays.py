@@ -53,12 +53,14 @@ class Question:
     query: Query
     answer: Answer | None = None
     closed: bool = False
+    via: object = None
     done: trio.Event = field(default_factory=trio.Event)
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
-        """Note the answer."""
-        ((_, self.answer),) = answers
-        self.done.set()
+        """Note the answer, unless the connection broke before."""
+        if not self.done.is_set():
+            ((_, self.answer),) = answers
+            self.done.set()
 
     def break_off(self) -> None:
         """The node died."""
@@ -241,4 +243,4 @@ class Reconciler(Caller):
             return None
         if self.rng.random() < 0.2:
             return Resolve(identity, record.token, Verdict.RELEASED)
-        return Postpone(identity, record.token, self.hub.now_ms(), perhaps_sent=False)
+        return Postpone(identity, record.token, self.hub.now_ms(), perhaps_sent=False, absent=True)

@@ -1,6 +1,7 @@
-"""The simulator: many seeds, every checker, and the proof that the checkers find planted mistakes.
+"""The simulator: some hundred seeds, every checker, and the proof that the checkers find planted mistakes.
 
-``SIM_SEEDS`` says how many seeds to run, ``SIM_SEED`` replays one; of what is dispatched it is a fifteenth of them.
+The long form is ``make sim`` (``__main__.py``). ``SIM_SEEDS`` says how many seeds to run here, ``SIM_SEED`` replays
+one. A fifteenth of them is run with what is dispatched, a tenth on several workers, and a few with both.
 """
 
 from __future__ import annotations
@@ -10,47 +11,17 @@ import os
 import pytest
 
 from idemactor.core.delivery import OperationState
-from tests.sim.checks import (
-    accepted,
-    answered,
-    drained,
-    events,
-    executions,
-    linearizable,
-    no_double_hold,
-    overtaking,
-    replays,
-    tallies,
-    tokens,
-)
-from tests.sim.node import SimShard
+from tests.sim.checks import accepted
 from tests.sim.planted import PLANTED
 from tests.sim.planted_outbox import PLANTED_OUTBOX
-from tests.sim.world import World, run_world
+from tests.sim.planted_workers import PLANTED_WORKERS
+from tests.sim.verdict import finds, verdict
+from tests.sim.wires import SimPeer
+from tests.sim.world import run_world
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "300"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "200"))
 SEEDS_TO_FIND_A_BUG = 300
 CHUNK = 25
-
-
-def verdict(world: World) -> list[str]:
-    """All that is wrong with a run."""
-    history = world.history
-    found = list(history.violations)
-    for check in (no_double_hold.check, replays.check, tokens.check, linearizable.check, answered.check):
-        found += check(history)
-    found += drained.check(world)
-    for disk in world.disks:
-        found += tallies.differences(disk)
-    return found + (verdict_on_dispatch(world) if world.dispatching else [])
-
-
-def verdict_on_dispatch(world: World) -> list[str]:
-    """All that is wrong with what was dispatched in a run."""
-    found = world.dispatches.violations + answered.check(world.dispatches)
-    for check in (executions.check, overtaking.check, accepted.check, events.check):
-        found += check(world)
-    return found
 
 
 def seeds(count: int = SEEDS) -> list[range]:
@@ -75,6 +46,20 @@ def test_no_seed_breaks_a_promise_about_what_is_dispatched(chunk: range) -> None
         assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
 
 
+@pytest.mark.parametrize("chunk", seeds(max(1, SEEDS // 10)), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
+def test_no_seed_breaks_a_promise_of_several_workers(chunk: range) -> None:
+    for seed in chunk:
+        found = verdict(run_world(seed, peer_type=SimPeer))
+        assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
+
+
+@pytest.mark.parametrize("chunk", seeds(max(1, SEEDS // 40)), ids=lambda chunk: f"{chunk.start}-{chunk.stop - 1}")
+def test_no_seed_breaks_a_promise_about_what_several_workers_dispatch(chunk: range) -> None:
+    for seed in chunk:
+        found = verdict(run_world(seed, dispatching=True, peer_type=SimPeer))
+        assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
+
+
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_mistake_is_found(name: str) -> None:
     assert any(finds(seed, PLANTED[name]()) for seed in range(SEEDS_TO_FIND_A_BUG)), f"nobody noticed: {name}"
@@ -87,12 +72,10 @@ def test_a_planted_mistake_with_what_is_dispatched_is_found(name: str) -> None:
     assert any(found), f"nobody noticed: {name}"
 
 
-def finds(seed: int, shard_type: type[SimShard], *, dispatching: bool = False) -> bool:
-    """Whether a seed shows that something is wrong; a shard that falls over counts."""
-    try:
-        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching)))
-    except BaseExceptionGroup:
-        return True
+@pytest.mark.parametrize("name", PLANTED_WORKERS)
+def test_a_planted_mistake_between_workers_is_found(name: str) -> None:
+    found = (finds(seed, peer_type=PLANTED_WORKERS[name]) for seed in range(SEEDS_TO_FIND_A_BUG))
+    assert any(found), f"nobody noticed: {name}"
 
 
 def test_a_seed_is_one_run() -> None:
@@ -105,6 +88,21 @@ def test_a_seed_with_dispatch_is_one_run() -> None:
     first, second = (run_world(7, dispatching=True).dispatches.ops for _ in range(2))
     assert len(first) > 50
     assert [repr(op) for op in first] == [repr(op) for op in second]
+
+
+def test_a_seed_of_several_workers_is_one_run() -> None:
+    first, second = (run_world(7, peer_type=SimPeer).history.ops for _ in range(2))
+    assert len(first) > 100
+    assert [repr(op) for op in first] == [repr(op) for op in second]
+
+
+def test_the_world_of_several_workers_is_eventful() -> None:
+    """Much is asked of another worker than the key's, and of some of it nobody hears again although it was decided."""
+    ops = [op for seed in range(10) for op in run_world(seed, peer_type=SimPeer).history.ops]
+    remote = [op for op in ops if op.remote]
+    assert len(remote) > 500
+    assert sum(op.vague and op.at is not None for op in remote) > 20
+    assert {"Reserved", "Committed", "Released", "Unavailable"} <= {type(op.reply).__name__ for op in remote}
 
 
 def test_the_world_of_what_is_dispatched_is_eventful() -> None:

@@ -14,6 +14,7 @@ from unittest import mock
 import trio
 from trio.testing import MockClock
 
+from idemactor.core.clock import Clock
 from idemactor.core.commands import Command
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.policy import DispatchPolicy, OnDoubt, OnLeaseExpiry, Policy
@@ -22,18 +23,30 @@ from idemactor.shard import taking
 from idemactor.shard.actor import ShardSettings
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.storage.base import Batch, CommitResult
-from idemactor.storage.memory import Fault, MemoryDisk
+from idemactor.storage.memory import Fault
+from idemactor.workers import mesh
 from tests.sim.callers import Caller
 from tests.sim.destination import BLIND, SAFE, Destination
 from tests.sim.dispatchers import Dispatcher
+from tests.sim.fleet import Fleet, FleetNode
 from tests.sim.history import History, Op
-from tests.sim.node import Node, SimShard, start_node
+from tests.sim.node import Node, SimDisk, SimShard, start_node
 from tests.sim.relays import Question, Reconciler, Relay
+from tests.sim.wires import SimPeer
 
 NAMESPACE: Final = "trade"
 START_MS: Final = 1_700_000_000_000
 QUIET_S: Final = 65
 """How long the world is left alone at the end: longer than the longest back-off, lease and ttl of a run."""
+
+HOUR_MS: Final = 3_600_000
+RESTING_TICK_MS: Final = 5_000
+"""How often workers tell each other what has changed where nothing does any more."""
+FULL_S: Final = 0.4
+"""The longest that a disk stays full before somebody makes room."""
+STEPS_MS: Final = (0, 0, -400, -50, 50, 400)
+GREAT_STEPS_MS: Final = (-11 * HOUR_MS, -HOUR_MS, HOUR_MS)
+"""What somebody does to the wall clock between two starts."""
 
 FAULTS: Final = (
     Fault(CommitResult.FAILED),
@@ -49,10 +62,11 @@ class World:
     seed: int
     rng: Random
     keys: list[Identity]
-    disks: list[MemoryDisk]
+    disks: list[SimDisk]
     policy: Policy
     settings: ShardSettings
     shard_type: type[SimShard]
+    peer_type: type[SimPeer] | None = None
     history: History = field(default_factory=History)
     tokens: dict[Identity, list[int]] = field(default_factory=dict)
     stopping: bool = False
@@ -65,7 +79,7 @@ class World:
     shown: list[tuple[str, TakenEvent]] = field(default_factory=list)
     wall_step_ms: int = 0
     rest_ms: int = 0
-    node: Node | None = None
+    node: Node | FleetNode | None = None
     up: trio.Event = field(default_factory=trio.Event)
 
     async def send(self, commands: list[Command]) -> list[Op]:
@@ -149,16 +163,7 @@ class World:
 
     async def _incarnation(self, seconds: float, end: Callable[[trio.CancelScope], Any]) -> None:
         wall_ms = START_MS + int(trio.current_time() * 1000) + self.wall_step_ms
-        node = await start_node(
-            self.disks,
-            self._policies(),
-            wall_ms,
-            self.settings,
-            self.rng,
-            self.history,
-            self.shard_type,
-            NAMESPACE,
-        )
+        node = await self._start(wall_ms)
         async with trio.open_nursery() as nursery:
             await nursery.start(node.router.run)
             self.node = node
@@ -166,9 +171,24 @@ class World:
             with trio.CancelScope() as chaos:
                 async with trio.open_nursery() as trouble:
                     trouble.start_soon(self._trouble)
+                    if isinstance(node, FleetNode):
+                        trouble.start_soon(node.router.trouble)
                     await trio.sleep(seconds)
                     chaos.cancel()
             await end(nursery.cancel_scope)
+
+    async def _start(self, wall_ms: int) -> Node | FleetNode:
+        policies, rng, history = self._policies(), self.rng, self.history
+        if self.peer_type is None:
+            return await start_node(
+                self.disks, policies, wall_ms, self.settings, rng, history, self.shard_type, NAMESPACE
+            )
+        clock = Clock(max(wall_ms, *(disk.latest_ms for disk in self.disks)), trio.current_time)
+        histories = (history, self.dispatches)
+        fleet = Fleet(
+            self.disks, policies, clock, self.settings, rng, histories, self.questions, self.shard_type, self.peer_type
+        )
+        return FleetNode(policies[NAMESPACE], fleet, clock)
 
     async def _crash(self, shards: trio.CancelScope) -> None:
         """Every task of the node ends at once; nothing is told to anybody."""
@@ -191,9 +211,14 @@ class World:
             disk.faults.clear()
             disk.failing_opens = disk.failing_reads = 0
             disk.before_commit = None
+            disk.full = False
         self.stopping = self.destination.calm = True
+        ticking: Any = mesh
+        ticking.TICK_MS = RESTING_TICK_MS
         await trio.sleep(QUIET_S)
         self.rest_ms = self.node.clock.now_ms()
+        if isinstance(self.node, FleetNode):
+            self.history.violations += self.node.router.apart()
         self.node.router.close()
 
     async def _trouble(self) -> None:
@@ -210,6 +235,17 @@ class World:
                 disk.failing_opens = rng.randint(1, 2)
             if roll > 0.85:
                 disk.failing_reads = 1
+            if rng.random() < 0.1:
+                await self._full_disk(disk)
+
+    async def _full_disk(self, disk: SimDisk) -> None:
+        """No room for a while; whoever serves meanwhile has to find out by itself that there is again."""
+        disk.full = True
+        try:
+            await trio.sleep(self.rng.random() * FULL_S)
+        finally:
+            # A disk that was full when the process died may be so when the next one starts.
+            disk.full = self.rng.random() < 0.1 and not self.dispatching
 
     async def _slow_disk(self, _batch: Batch) -> None:
         await trio.sleep(self.rng.choice((0, 0, 0.001, 0.005, 0.03)))
@@ -218,7 +254,10 @@ class World:
 
     def _change_something(self) -> None:
         rng = self.rng
-        self.wall_step_ms += rng.choice((0, 0, -400, -50, 50, 400))
+        self.wall_step_ms += rng.choice(STEPS_MS)
+        # Relays and reconcilers reckon with small steps; everything else has to stand hours.
+        if not self.dispatching and rng.random() < 0.15:
+            self.wall_step_ms += rng.choice(GREAT_STEPS_MS)
         if rng.random() < 0.5:
             self.policy = replace(self.policy, ttl_ms=rng.choice((60, 500, 2_000)), lease_ms=rng.choice((30, 300)))
         # Switching what a lapse means is mixed with long deadlines only: whether an alarm came by in between then
@@ -231,14 +270,20 @@ class World:
             self.recognised = not self.recognised
 
 
-def _open(disk: MemoryDisk) -> bool:
+def _open(disk: SimDisk) -> bool:
     """Whether a disk has something dispatched that has not ended."""
     records = (entry.record for entry in disk.entries.values())
     return any(r is not None and r.delivery is not None and r.delivery.ending is None for r in records)
 
 
-def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: bool = False) -> World:
-    """Run one seed to its end."""
+def run_world(
+    seed: int,
+    shard_type: type[SimShard] = SimShard,
+    *,
+    dispatching: bool = False,
+    peer_type: type[SimPeer] | None = None,
+) -> World:
+    """Run one seed to its end; with ``peer_type`` on a server of several workers."""
     rng = Random(seed)
     # Importing hypothesis sets the flag as well; trio has no public name for it.
     trio_run: Any = trio._core._run
@@ -255,7 +300,7 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: 
         seed=seed,
         rng=rng,
         keys=[Identity("acme", NAMESPACE, f"k{number}") for number in range(rng.randint(2, 5))],
-        disks=[MemoryDisk() for _ in range(rng.randint(2, 4))],
+        disks=[SimDisk() for _ in range(rng.randint(2, 4))],
         policy=policy,
         settings=ShardSettings(
             mailbox_max=rng.choice((3, 64)),
@@ -263,10 +308,15 @@ def run_world(seed: int, shard_type: type[SimShard] = SimShard, *, dispatching: 
             batch_max=rng.choice((2, 64)),
         ),
         shard_type=shard_type,
+        peer_type=peer_type,
         dispatching=dispatching,
         destination=Destination(rng),
     )
     world.dispatches.deciding_ms = world.history.deciding_ms
-    with mock.patch.object(taking, "RECALLED_AT_A_TIME", 1 + seed % 3 if dispatching else taking.RECALLED_AT_A_TIME):
+    patched = mock.patch.object(mesh, "TICK_MS", mesh.TICK_MS)
+    with (
+        patched,
+        mock.patch.object(taking, "RECALLED_AT_A_TIME", 1 + seed % 3 if dispatching else taking.RECALLED_AT_A_TIME),
+    ):
         trio.run(world.live, clock=MockClock(autojump_threshold=0))
     return world

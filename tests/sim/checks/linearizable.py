@@ -46,7 +46,7 @@ def _search(ops: Sequence[Op]) -> list[Op] | None:
 def _steps(ops: Sequence[Op], placed: int, state: State) -> Iterator[tuple[int, State]]:
     """What may come next: an op that was sent before any other that is left was answered."""
     left = [number for number in range(len(ops)) if not placed >> number & 1]
-    first_end = min(ops[number].answered or 0 for number in left)
+    first_end = min(ops[number].until for number in left)
     possible = [number for number in left if ops[number].sent < first_end]
     # The stack is taken from its end: what was decided first is tried first.
     for number in sorted(possible, key=lambda n: ops[n].at or 0, reverse=True):

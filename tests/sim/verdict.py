@@ -1,0 +1,54 @@
+"""All checkers together: what is wrong with a run, and whether a run shows a planted mistake."""
+
+from __future__ import annotations
+
+from tests.sim.checks import (
+    accepted,
+    answered,
+    drained,
+    events,
+    executions,
+    linearizable,
+    no_double_hold,
+    overtaking,
+    replays,
+    tallies,
+    tokens,
+)
+from tests.sim.node import SimShard
+from tests.sim.wires import SimPeer
+from tests.sim.world import World, run_world
+
+
+def verdict(world: World) -> list[str]:
+    """All that is wrong with a run."""
+    history = world.history
+    found = list(history.violations)
+    for check in (no_double_hold.check, replays.check, tokens.check, linearizable.check, answered.check):
+        found += check(history)
+    found += drained.check(world)
+    for disk in world.disks:
+        found += tallies.differences(disk)
+    return found + (verdict_on_dispatch(world) if world.dispatching else [])
+
+
+def verdict_on_dispatch(world: World) -> list[str]:
+    """All that is wrong with what was dispatched in a run."""
+    found = world.dispatches.violations + answered.check(world.dispatches)
+    for check in (executions.check, overtaking.check, accepted.check, events.check):
+        found += check(world)
+    return found
+
+
+def finds(
+    seed: int,
+    shard_type: type[SimShard] = SimShard,
+    *,
+    dispatching: bool = False,
+    peer_type: type[SimPeer] | None = None,
+) -> bool:
+    """Whether a seed shows that something is wrong; a shard that falls over counts."""
+    try:
+        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching, peer_type=peer_type)))
+    except BaseExceptionGroup:
+        return True
