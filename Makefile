@@ -19,13 +19,16 @@ TEST_PROCESSES ?= 2
 CRASH_ROUNDS ?= 500
 SIM_SEEDS ?= 10000
 POWER_ROUNDS ?= 500
+# More faults than there are: each is tried.
+FAULT_ROUNDS ?= 100000
+FLIP_ROUNDS ?= 3000
 FUZZ_SECONDS ?= 60
 FUZZ_EXAMPLES ?= 50
 OVERLOAD_SECONDS ?= 60
 IDLE_CONNECTIONS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test check bench crash sim fuzz load lock clean
+.PHONY: help install serve demo test check bench crash faults sim fuzz load lock clean
 
 help: ## Show this list.
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r name text; do \
@@ -71,6 +74,9 @@ $(BENCH_STAMP): $(STAMP) requirements-bench.lock
 
 crash: $(ORDER_API_STAMP) ## Kill and cut the power of real servers, many rounds (CRASH_ROUNDS, POWER_ROUNDS).
 	CRASH_ROUNDS=$(CRASH_ROUNDS) POWER_ROUNDS=$(POWER_ROUNDS) $(BIN)/python -m pytest tests/system -k "crash or power" $(ARGS)
+
+faults: install ## Fail every operation of the disk in turn, change bytes, fill disks, take files away (FAULT_ROUNDS, FLIP_ROUNDS).
+	FAULT_ROUNDS=$(FAULT_ROUNDS) FLIP_ROUNDS=$(FLIP_ROUNDS) $(BIN)/python -m pytest tests/faults -s $(ARGS)
 
 sim: install ## Run the simulator over many seeds (SIM_SEEDS), and count the seeds that planted mistakes take.
 	SIM_SEEDS=$(SIM_SEEDS) $(BIN)/python -m tests.sim

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Final
 import trio
 from prometheus_client.metrics_core import Metric
 
-from idemactor.config import DoorSection, ServerConfig
+from idemactor.config import DoorSection, ServerConfig, TokenEntry
 from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
-from idemactor.core.clock import Clock, ClockTooFarBehind, Sequencer, start_time
+from idemactor.core.clock import Clock, ClockNotSet, ClockTooFarBehind, Sequencer, start_time
 from idemactor.dispatch.office import DispatchOffice, destinations_of
 from idemactor.dispatch.relay import Surroundings
 from idemactor.dispatch.shards import RoutedShards
@@ -36,6 +36,7 @@ from idemactor.gateway.refs import parse_ref
 from idemactor.gateway.request_log import RequestLog
 from idemactor.gateway.resolve import resolver_of
 from idemactor.observability import logs
+from idemactor.observability.audit import Audit
 from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
@@ -69,6 +70,7 @@ from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle
 from idemactor.shard.tracing import TurnTracer
 from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.wire.requests import Watch
 
@@ -93,6 +95,10 @@ SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""
 
 _SALT_BYTES: Final = 32
+
+BY_SIGNAL: Final = "signal"
+"""Who did it, for the audit log, where a process of the machine did and no token."""
+
 """Of the digests that stand for keys in the log."""
 
 _MS_PER_S: Final = 1_000
@@ -169,10 +175,11 @@ async def _serve(
 ) -> None:
     metrics = Metrics()
     observer = Observers(metrics, LogObserver())
-    with DataDirectory.open(config.server.data_dir, config.server.shards) as directory:
+    with open_directory(config) as directory:
         durability: Durability = config.server.durability.value
-        await settle_journals(directory, durability, 1)
-        async with open_engines(directory, durability) as engines:
+        keys = keyring_of(config)
+        await settle_journals(directory, durability, 1, keys)
+        async with open_engines(directory, durability, keys=keys) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
             bell = Bell()
@@ -192,7 +199,7 @@ async def _serve(
                 context.shard_map = ShardMap(directory.shards, 0, (addresses[0],), (addresses[1],))
                 proxy, office = make_proxy(config, context), make_office(config, context)
                 most = connections_max(directory.shards, proxy is not None)
-                life.told.reload_with(functools.partial(_reload, reloader, context.authenticator))
+                life.told.reload_with(functools.partial(_reload, reloader, context))
                 async with measured(telemetry, context):
                     await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
 
@@ -249,6 +256,8 @@ def make_context(
     context = ServerContext(router, config.namespaces, authenticator, observer, metrics, clock.now_ms)
     context.sources = config.sources
     context.bell = bell
+    context.audit = audit_of(config)
+    context.audit.prove_writable()
     return context
 
 
@@ -312,10 +321,16 @@ async def _beating(context: ServerContext, life: Life) -> AsyncIterator[Heartbea
         nursery.cancel_scope.cancel()
 
 
-def _reload(reloader: TokenReloader, authenticator: Authenticator) -> None:
+def _reload(reloader: TokenReloader, context: ServerContext) -> None:
     tokens = reloader.tokens()
+    note_reload(context.audit, tokens)
     if tokens is not None:
-        authenticator.replace(tokens)
+        context.authenticator.replace(tokens)
+
+
+def note_reload(audit: Audit, tokens: Sequence[TokenEntry] | None) -> None:
+    """That somebody who may signal the server had its tokens read anew; None: they stayed as they were."""
+    audit.happened(BY_SIGNAL, "reload_tokens", "kept" if tokens is None else "replaced")
 
 
 async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router, life: Life) -> None:
@@ -372,6 +387,22 @@ def make_shards(
     ]
 
 
+def open_directory(config: ServerConfig, workers: int = 1) -> DataDirectory:
+    """Take the data directory. Raises: StartError: See ``DataDirectory.open``."""
+    server = config.server
+    return DataDirectory.open(server.data_dir, server.shards, workers=workers, checksums=server.page_checksums)
+
+
+def audit_of(config: ServerConfig) -> Audit:
+    """Where it is written down what operators do."""
+    return Audit(config.log.audit_file, logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)))
+
+
+def keyring_of(config: ServerConfig) -> Keyring | None:
+    """The keys that seal what callers store. Raises: StartError: the package for it is not there."""
+    return Keyring(config.server.encryption_keys) if config.server.encryption_keys else None
+
+
 def batch_max(config: ServerConfig, shards: int) -> int:
     """The most commands that a shard decides at a time.
 
@@ -394,6 +425,11 @@ def first_ms(config: ServerConfig, opened: Sequence[Opened]) -> int:
     latest_ms = max(shard.latest_ms for shard in opened)
     try:
         return start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
+    except ClockNotSet as error:
+        raise StartError(
+            "the wall clock was not set since this machine started: it shows a time before 2025; set it (NTP), or let"
+            " the service start after it is set (After=time-sync.target), and start again"
+        ) from error
     except ClockTooFarBehind as error:
         raise StartError(
             f"the wall clock is {error.behind_ms} ms behind the latest time in {config.server.data_dir}, which is more"

@@ -7,7 +7,17 @@ from typing import Final
 
 import click
 
-from idemactor.cli.tools import DIRECTORY, epilog, json_option, members, report, working
+from idemactor.cli.tools import (
+    DIRECTORY,
+    config_option,
+    epilog,
+    json_option,
+    keys_of,
+    members,
+    report,
+    server_settings,
+    working,
+)
 
 DATA_DIR_DEFAULT: Final = Path("data")
 _EXAMPLE: Final = 'idemactor backup --data-dir /var/lib/idemactor "/backup/idemactor-$(date +%F)"'
@@ -16,8 +26,9 @@ _EXAMPLE: Final = 'idemactor backup --data-dir /var/lib/idemactor "/backup/idema
 @click.command(epilog=epilog(_EXAMPLE))
 @click.argument("target", metavar="DEST", type=DIRECTORY)
 @click.option("--data-dir", type=DIRECTORY, default=DATA_DIR_DEFAULT, show_default=True, help="What is backed up.")
+@config_option
 @json_option
-def backup(target: Path, data_dir: Path, as_json: bool) -> None:
+def backup(target: Path, data_dir: Path, config_path: Path | None, as_json: bool) -> None:
     """Copy a data directory to the new directory DEST, while the server runs or not.
 
     What was acknowledged before it began is in it. DEST is there once it is whole, and not before.
@@ -25,8 +36,8 @@ def backup(target: Path, data_dir: Path, as_json: bool) -> None:
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import back_up
 
-    with working(as_json=as_json) as progress:
-        copied = back_up(data_dir, target, progress)
+    with working(as_json=as_json, config_path=config_path) as progress:
+        copied = back_up(data_dir, target, progress, keys_of(server_settings(config_path)))
     shards = [members(shard) for shard in copied.shards]
     told = {"target": str(target), "taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}
     size = sum(shard.file_bytes for shard in copied.shards)

@@ -11,7 +11,7 @@ from typing import BinaryIO, Final
 
 import click
 
-from idemactor.cli.tools import DIRECTORY, epilog, members, report, working
+from idemactor.cli.tools import DIRECTORY, config_option, epilog, keys_of, members, report, server_settings, working
 
 FILE_MODE: Final = 0o600
 """Keys and outcomes are nobody else's business."""
@@ -22,19 +22,24 @@ _EXAMPLE: Final = "idemactor export /backup/idemactor-2026-11-30 --output everyt
 @click.argument("data_dir", type=DIRECTORY)
 @click.option("--output", type=DIRECTORY, metavar="FILE", help="Where to; standard output.")
 @click.option("--without-outcomes", is_flag=True, help="Of outcomes write only the status, not what they say.")
+@config_option
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON; only beside --output.")
-def export(data_dir: Path, output: Path | None, without_outcomes: bool, as_json: bool) -> None:
+def export(
+    data_dir: Path, output: Path | None, without_outcomes: bool, config_path: Path | None, as_json: bool
+) -> None:
     """Write everything in DATA_DIR, a backup or one that no server uses, as lines of JSON.
 
-    What is written is as secret as the directory. With --without-outcomes, intents and events that are still to be
+    What is written is as secret as the directory, and what that holds encrypted is written in clear: it takes the
+    key. With --without-outcomes, intents and events that are still to be
     delivered are in it all the same, and a replay of what was left out tells its status alone.
     """
     from idemactor.storage.exporting import export as write_out
 
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output has the export.")
-    with working(as_json=as_json) as progress, _destination(output) as file:
-        end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes)
+    with working(as_json=as_json, config_path=config_path) as progress, _destination(output) as file:
+        keys = keys_of(server_settings(config_path))
+        end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
         file.flush()
     if output is not None:
         lines = [f"{output}: {end.entries} entries, {end.events} events, {end.incidents} incidents"]

@@ -12,7 +12,17 @@ import click
 from idemactor.cli.command import fail
 from idemactor.cli.exits import Exit
 from idemactor.cli.output import safe
-from idemactor.cli.tools import DIRECTORY, epilog, json_option, members, report, working
+from idemactor.cli.tools import (
+    DIRECTORY,
+    config_option,
+    epilog,
+    json_option,
+    keys_of,
+    members,
+    report,
+    server_settings,
+    working,
+)
 
 if TYPE_CHECKING:
     from idemactor.storage.importing import Conflicts
@@ -24,8 +34,9 @@ _EXAMPLE: Final = "idemactor import /var/lib/idemactor everything.jsonl --shards
 @click.argument("data_dir", type=DIRECTORY)
 @click.argument("source", metavar="[FILE]", type=DIRECTORY, required=False)
 @click.option("--shards", type=int, metavar="N", help="How many shards a new directory gets; as many as there were.")
+@config_option
 @json_option
-def import_(data_dir: Path, source: Path | None, shards: int | None, as_json: bool) -> None:
+def import_(data_dir: Path, source: Path | None, shards: int | None, config_path: Path | None, as_json: bool) -> None:
     """Take what an export wrote into DATA_DIR, while no server runs.
 
     It is read from FILE, or from standard input. DATA_DIR is new, or holds none of the keys: where one is there with
@@ -33,10 +44,18 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, as_json: bo
     """
     from idemactor.storage.importing import Conflicts, import_lines
 
-    with working(as_json=as_json) as progress, contextlib.ExitStack() as stack:
+    with working(as_json=as_json, config_path=config_path) as progress, contextlib.ExitStack() as stack:
+        server = server_settings(config_path)
         file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
         try:
-            imported = import_lines(data_dir, file, progress, shards=shards)
+            imported = import_lines(
+                data_dir,
+                file,
+                progress,
+                shards=shards,
+                checksums=None if server is None else server.page_checksums,
+                keys=keys_of(server),
+            )
         except Conflicts as error:
             progress.clear()
             _tell(error, as_json)

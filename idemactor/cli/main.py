@@ -17,6 +17,7 @@ from idemactor.cli.exits import Exit, table_of
 _COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Run the server until SIGTERM.",
     "check": "Check the files of DATA_DIR and change nothing.",
+    "reencrypt": "Encrypt everything in the data directory with the first key, while no server runs.",
     "backup": "Copy a data directory to the new directory DEST, while the server runs or not.",
     "restore": "Let DATA_DIR, which is empty or not there, hold what the backup SRC does.",
     "reshard": "Give DATA_DIR another number of shards, while no server runs.",

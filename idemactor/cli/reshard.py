@@ -7,7 +7,17 @@ from typing import Final
 
 import click
 
-from idemactor.cli.tools import DIRECTORY, epilog, json_option, members, report, working
+from idemactor.cli.tools import (
+    DIRECTORY,
+    config_option,
+    epilog,
+    json_option,
+    keys_of,
+    members,
+    report,
+    server_settings,
+    working,
+)
 
 _EXAMPLE: Final = "systemctl stop idemactor && idemactor reshard /var/lib/idemactor --to 16"
 
@@ -15,8 +25,9 @@ _EXAMPLE: Final = "systemctl stop idemactor && idemactor reshard /var/lib/idemac
 @click.command(epilog=epilog(_EXAMPLE))
 @click.argument("data_dir", type=DIRECTORY)
 @click.option("--to", "shards", type=int, required=True, metavar="N", help="How many shards there are to be.")
+@config_option
 @json_option
-def reshard(data_dir: Path, shards: int, as_json: bool) -> None:
+def reshard(data_dir: Path, shards: int, config_path: Path | None, as_json: bool) -> None:
     """Give DATA_DIR another number of shards, while no server runs.
 
     New files are made beside the old ones, every record is compared, and then they take their place in one step.
@@ -24,8 +35,8 @@ def reshard(data_dir: Path, shards: int, as_json: bool) -> None:
     """
     from idemactor.storage.resharding import reshard as distribute
 
-    with working(as_json=as_json) as progress:
-        rebuilt = distribute(data_dir, shards, progress)
+    with working(as_json=as_json, config_path=config_path) as progress:
+        rebuilt = distribute(data_dir, shards, progress, keys_of(server_settings(config_path)))
     if rebuilt is None:
         report(as_json, {"shards": shards, "changed": False}, [f"{data_dir} has {shards} shards already"])
         return

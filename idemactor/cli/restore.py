@@ -7,7 +7,17 @@ from typing import Final
 
 import click
 
-from idemactor.cli.tools import DIRECTORY, epilog, json_option, members, report, working
+from idemactor.cli.tools import (
+    DIRECTORY,
+    config_option,
+    epilog,
+    json_option,
+    keys_of,
+    members,
+    report,
+    server_settings,
+    working,
+)
 
 _EXAMPLE: Final = "idemactor restore /backup/idemactor-2026-11-30 /var/lib/idemactor"
 
@@ -17,8 +27,9 @@ _EXAMPLE: Final = "idemactor restore /backup/idemactor-2026-11-30 /var/lib/idema
 @click.argument("data_dir", type=DIRECTORY)
 @click.option("--replace", is_flag=True, help="DATA_DIR may hold data: its files are kept aside, and do not count.")
 @click.option("--apart", is_flag=True, help="The files of SRC are of different moments, as litestream restores them.")
+@config_option
 @json_option
-def restore(source: Path, data_dir: Path, replace: bool, apart: bool, as_json: bool) -> None:
+def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_path: Path | None, as_json: bool) -> None:
     """Let DATA_DIR, which is empty or not there, hold what the backup SRC does.
 
     Says in what time commands were acknowledged that may be lost. Tokens go on where no earlier one can have been: the
@@ -27,8 +38,9 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, as_json: b
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import restore as put_back
 
-    with working(as_json=as_json) as progress:
-        restored = put_back(source, data_dir, progress, replaced=replace, apart=apart)
+    with working(as_json=as_json, config_path=config_path) as progress:
+        keys = keys_of(server_settings(config_path))
+        restored = put_back(source, data_dir, progress, replaced=replace, apart=apart, keys=keys)
     now = now_ms()
     kept = [] if restored.replaced is None else [f"the files of before are kept in {restored.replaced}"]
     lines = [

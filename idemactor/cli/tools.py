@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import json
+import os
 import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from idemactor.cli.command import INTERRUPTED, fail
 from idemactor.cli.exits import Exit, table_of
-from idemactor.errors import StartError, StorageError
+from idemactor.errors import ConfigError, StartError, StorageError
+
+if TYPE_CHECKING:
+    from idemactor.config import ServerSection
+    from idemactor.storage.sealing import Keyring
 
 SHOWN_EVERY_S: Final = 0.1
 """How often a line of progress is written anew."""
@@ -24,6 +30,54 @@ SHOWN_EVERY_S: Final = 0.1
 EXITS: Final = (Exit.DONE, Exit.UNEXPECTED, Exit.USAGE, Exit.DAMAGED)
 DIRECTORY: Final = click.Path(path_type=Path)
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON.")
+
+
+config_option: Final = click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    metavar="FILE",
+    help="The server's configuration: the keys of what is encrypted.",
+)
+_SETTINGS: Final = "IDEMACTOR_SERVER__"
+
+
+def server_settings(path: Path | None) -> ServerSection | None:
+    """What the server is told of its files, by its configuration and the environment; None: nothing.
+
+    Raises:
+        StartError: They cannot be used.
+    """
+    if not _has_settings(path):
+        return None
+    from idemactor.config import load
+
+    # Without a file, what the environment says of other things is for a server.
+    given = os.environ
+    environment = given if path is not None else {k: v for k, v in given.items() if _counts_alone(k)}
+    try:
+        return load(path, environment=environment).server
+    except ConfigError as error:
+        raise StartError(str(error)) from error
+
+
+def _counts_alone(variable: str) -> bool:
+    return variable.startswith(_SETTINGS) or not variable.startswith("IDEMACTOR_")
+
+
+def _has_settings(path: Path | None) -> bool:
+    return path is not None or any(variable.startswith(_SETTINGS) for variable in os.environ)
+
+
+def keys_of(server: ServerSection | None) -> Keyring | None:
+    """The keys of what is encrypted.
+
+    Raises:
+        StartError: The package for it is not there.
+    """
+    from idemactor.storage.sealing import Keyring
+
+    return Keyring(server.encryption_keys) if server is not None and server.encryption_keys else None
 
 
 def epilog(example: str, *exits: Exit) -> str:
@@ -57,11 +111,14 @@ class TerminalProgress:
 
 
 @contextlib.contextmanager
-def working(*, as_json: bool) -> Iterator[TerminalProgress]:
+def working(*, as_json: bool, config_path: Path | None = None) -> Iterator[TerminalProgress]:
     """While a tool works: it shows how far it is, and what stops it is said in one line and ends the program.
 
     SIGTERM stops it as Ctrl-C does, so that what it has begun is cleaned away.
     """
+    if _has_settings(config_path):
+        # Before the signal is ours: Python ends by SIGINT, whatever is made of it, once one came amid an import.
+        importlib.import_module("idemactor.config")
     progress = TerminalProgress(quiet=as_json)
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:

@@ -10,7 +10,7 @@ from typing import Literal
 
 from idemactor.client.clock import SystemClock
 from idemactor.client.embedded import OpenShards, Shards
-from idemactor.core.clock import Clock, ClockTooFarBehind, start_time
+from idemactor.core.clock import Clock, ClockNotSet, ClockTooFarBehind, start_time
 from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.core.policy import Policy
 from idemactor.errors import StartError
@@ -45,6 +45,8 @@ async def _check_namespaces(path: Path, namespaces: Mapping[str, Policy] | None,
 def _system_clock(path: Path, latest_ms: Sequence[int]) -> Clock:
     try:
         start_ms = start_time(time.time_ns() // 1_000_000, max(latest_ms), CLOCK_BACKSTEP_MS_DEFAULT)
+    except ClockNotSet as error:
+        raise StartError(f"the wall clock shows a time before 2025: set it before using {path}") from error
     except ClockTooFarBehind as error:
         raise StartError(f"{error}: set the clock right before using {path}") from error
     return Clock(start_ms, SystemClock().now_s)

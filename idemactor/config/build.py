@@ -8,6 +8,7 @@ from typing import Final
 from idemactor.config import kinds, model, senders
 from idemactor.config.addresses import parse_address
 from idemactor.config.dispatch import read_dispatch
+from idemactor.config.encryption import encryption_keys
 from idemactor.config.gateway import build_gateway
 from idemactor.config.section import Section
 from idemactor.config.tree import Problem, Table
@@ -36,7 +37,7 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
     tokens = _tokens(root.section("auth"))
     destinations: dict[str, Destination] = {}
     config = model.ServerConfig(
-        server=_server(root.section("server")),
+        server=_server(root.section("server"), environment),
         http=_door(root.section("http"), model.HTTP_BIND_DEFAULT),
         rpc=_door(root.section("rpc"), model.RPC_BIND_DEFAULT),
         tokens=tokens,
@@ -51,7 +52,7 @@ def build(tree: Table, problems: list[Problem], environment: Mapping[str, str]) 
     return config
 
 
-def _server(section: Section) -> model.ServerSection:
+def _server(section: Section, environment: Mapping[str, str]) -> model.ServerSection:
     default = model.ServerSection()
     backstep = kinds.integer(0, model.CLOCK_BACKSTEP_MS_MAX)
     evict_after = kinds.integer(model.EVICT_AFTER_MS_MIN, model.EVICT_AFTER_MS_MAX)
@@ -64,6 +65,8 @@ def _server(section: Section) -> model.ServerSection:
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
         workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
+        page_checksums=section.read("page_checksums", kinds.boolean(), None),
+        encryption_keys=encryption_keys(section, environment),
         drain_ms=section.read("drain_ms", kinds.integer(model.DRAIN_MS_MIN, model.DRAIN_MS_MAX), default.drain_ms),
         hang_ms=section.read("hang_ms", kinds.integer(model.HANG_MS_MIN, model.HANG_MS_MAX), default.hang_ms),
     )
@@ -181,6 +184,7 @@ def _log(section: Section) -> model.LogSection:
     log = model.LogSection(
         level=section.read("level", kinds.choice(model.LogLevel), default.level),
         payloads=section.read("payloads", kinds.boolean(), default.payloads),
+        audit_file=section.read("audit_file", kinds.path(), None),
     )
     section.close()
     return log

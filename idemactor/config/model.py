@@ -75,6 +75,8 @@ class ServerSection:
         evict_after_ms: How long a shard may be idle before its memory is given back.
         mailbox_max: How many commands of one tenant may wait for one shard before more are refused.
         workers: How many processes share the shards among them.
+        page_checksums: Whether pages of files have checksums; None: as the directory has them, and a new one does.
+        encryption_keys: What callers store is encrypted with the first and decrypted with any; none: kept as it is.
         drain_ms: How long a server that was told to stop may take to answer what it has taken; then it is cut off.
         hang_ms: How long a worker may be without a sign that it turns, before it is killed and started anew.
     """
@@ -86,6 +88,8 @@ class ServerSection:
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     mailbox_max: int = MAILBOX_DEFAULT
     workers: int = 1
+    page_checksums: bool | None = None
+    encryption_keys: tuple[bytes, ...] = field(default=(), repr=False)
     drain_ms: int = DRAIN_MS_DEFAULT
     hang_ms: int = HANG_MS_DEFAULT
 
@@ -130,10 +134,17 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogSection:
-    """``[log]``: what the log on standard error says; ``payloads`` shows keys and payloads in clear."""
+    """``[log]``: what the log on standard error says.
+
+    Attributes:
+        level: The least important events that are written.
+        payloads: Keys and payloads are shown in clear.
+        audit_file: Where what operators did is written, keys in clear; None: to the log.
+    """
 
     level: LogLevel = LogLevel.INFO
     payloads: bool = False
+    audit_file: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)

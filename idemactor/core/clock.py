@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
+
+EARLIEST_MS: Final = 1_735_689_600_000
+"""2025-01-01T00:00:00Z, before which nobody can have run this: milliseconds since the epoch."""
 
 
 class ClockTooFarBehind(ValueError):
@@ -11,6 +15,10 @@ class ClockTooFarBehind(ValueError):
     def __init__(self, behind_ms: int) -> None:
         super().__init__(f"the wall clock is {behind_ms} ms behind the latest time on disk")
         self.behind_ms = behind_ms
+
+
+class ClockNotSet(ValueError):
+    """The wall clock shows a time before this program was written: nobody has set it since the machine started."""
 
 
 class Clock:
@@ -43,9 +51,13 @@ def start_time(wall_ms: int, latest_ms: int, backstep_max_ms: int) -> int:
         backstep_max_ms: How far the wall clock may be behind.
 
     Raises:
+        ClockNotSet: It shows a time before ``EARLIEST_MS``. What is granted then would all end at once when somebody
+            sets it and starts again, and with it the memory of what was done.
         ClockTooFarBehind: It is further behind: going on from the disk's time would keep every lease and record
             alive for longer than anybody asked for.
     """
+    if wall_ms < EARLIEST_MS:
+        raise ClockNotSet
     if latest_ms - wall_ms > backstep_max_ms:
         raise ClockTooFarBehind(latest_ms - wall_ms)
     return max(wall_ms, latest_ms)

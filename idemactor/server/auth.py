@@ -21,6 +21,8 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.requests import OPERATOR_OPS, Scope, Watch
 from idemactor.wire.sourced import Resolver
 
+ANONYMOUS: Final = "anonymous"
+"""Who asks a server without credentials, in the audit log."""
 TENANT_DEFAULT: Final = "default"
 """Whose keys those of a server without credentials are."""
 ALL_NAMESPACES: Final = "*"
@@ -43,6 +45,10 @@ class Role(enum.StrEnum):
 
 class TokenEntry(Protocol):
     """One configured token, known by its digest alone."""
+
+    @property
+    def name(self) -> str:
+        """What it is called where people read of it."""
 
     @property
     def sha256(self) -> bytes:
@@ -70,6 +76,7 @@ class Principal:
         namespaces: Those they may use; None: all.
         role: What they may do.
         scopes: What they may do where, for every existing namespace that they may use.
+        who: The name of their token.
         sha256: The digest of their token; empty where none is needed.
     """
 
@@ -77,6 +84,7 @@ class Principal:
     namespaces: frozenset[str] | None
     role: Role
     scopes: Mapping[str, Scope] = field(default_factory=dict, compare=False, repr=False)
+    who: str = field(default=ANONYMOUS, compare=False)
     sha256: bytes = field(default=b"", compare=False, repr=False)
 
     @property
@@ -125,7 +133,7 @@ class Authenticator:
         """From now on these are the tokens. Calls that were taken before are carried out all the same."""
         self.epoch += 1
         self._known = [(bytes(entry.sha256), self._principal_of(entry)) for entry in entries]
-        everyone = self._principal(TENANT_DEFAULT, None, Role.OPERATOR)
+        everyone = self._principal(TENANT_DEFAULT, None, Role.OPERATOR, ANONYMOUS)
         self.anonymous: Principal | None = None if self._known else everyone
 
     def renewed(self, principal: Principal | None) -> Principal | None:
@@ -183,15 +191,17 @@ class Authenticator:
     def _principal_of(self, entry: TokenEntry) -> Principal:
         names = frozenset(entry.namespaces)
         granted = None if ALL_NAMESPACES in names else names
-        return self._principal(entry.tenant, granted, Role(str(entry.role)), bytes(entry.sha256))
+        return self._principal(entry.tenant, granted, Role(str(entry.role)), entry.name, bytes(entry.sha256))
 
-    def _principal(self, tenant: str, namespaces: frozenset[str] | None, role: Role, sha256: bytes = b"") -> Principal:
+    def _principal(
+        self, tenant: str, namespaces: frozenset[str] | None, role: Role, who: str, sha256: bytes = b""
+    ) -> Principal:
         scopes = {
-            name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver, self.watch)
+            name: Scope(tenant, name, policy, role is Role.OPERATOR, self._resolver, self.watch, who)
             for name, policy in self._policies.items()
             if role is not Role.METRICS and (namespaces is None or name in namespaces)
         }
-        return Principal(tenant, namespaces, role, scopes, sha256)
+        return Principal(tenant, namespaces, role, scopes, who, sha256)
 
 
 def unauthenticated() -> RequestError:

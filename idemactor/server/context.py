@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from idemactor.core.policy import Policy
 from idemactor.gateway.source import Source
+from idemactor.observability.audit import NO_AUDIT, Audit
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
@@ -36,6 +37,7 @@ class ServerContext:
         sources: The kinds of sender that are known, by name.
         tracing: Follows calls on their way; None: nobody does.
         bell: Rings when there may be something in an outbox.
+        audit: Is told what operators did.
     """
 
     router: Router
@@ -51,3 +53,4 @@ class ServerContext:
     sources: Mapping[str, Source] = field(default_factory=dict)
     tracing: Tracing | None = None
     bell: Bell = field(default_factory=Bell)
+    audit: Audit = NO_AUDIT

@@ -16,7 +16,7 @@ from idemactor.core.keys import Identity
 from idemactor.core.queries import FindOperation
 from idemactor.core.replies import Overloaded, Unavailable, Unknown
 from idemactor.server.context import ServerContext
-from idemactor.server.operations import ask_shard, carry_out
+from idemactor.server.operations import NOBODY, Asked, ask_shard, carry_out
 from idemactor.shard import errands
 from idemactor.shard.mailbox import Answer
 from idemactor.wire.fields import Dialect
@@ -34,7 +34,7 @@ async def operation(context: ServerContext, scope: Scope, operation_id: str, wai
         RequestError: NOT_FOUND, or why a shard could not answer that may have it.
     """
     identity = await _find(context, scope, operation_id)
-    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event())
+    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event(), NOBODY)
 
 
 async def cancel(context: ServerContext, scope: Scope, operation_id: str, handed_over: trio.Event) -> Settled:
@@ -44,7 +44,9 @@ async def cancel(context: ServerContext, scope: Scope, operation_id: str, handed
         RequestError: As ``operation``.
     """
     identity = await _find(context, scope, operation_id)
-    return await _settle(context, Cancel(identity, operation_id), handed_over)
+    # Whoever dispatched it may take it back, too: that is no operator's doing.
+    asked = Asked(scope.who) if scope.operator else NOBODY
+    return await _settle(context, Cancel(identity, operation_id), handed_over, asked)
 
 
 async def poll(context: ServerContext, scope: Scope, asked: Poll, dialect: Dialect) -> dict[str, object]:
@@ -81,8 +83,8 @@ async def _find(context: ServerContext, scope: Scope, operation_id: str) -> Iden
             raise errands.not_now(found)
 
 
-async def _settle(context: ServerContext, command: Command, handed_over: trio.Event) -> Settled:
-    [answer] = await carry_out(context, [command], handed_over)
+async def _settle(context: ServerContext, command: Command, handed_over: trio.Event, asked: Asked) -> Settled:
+    [answer] = await carry_out(context, [command], handed_over, asked)
     if isinstance(answer, Unknown):
         # It was there a moment ago.
         raise no_such_operation()

@@ -154,8 +154,10 @@ class _Views:
         return await self._carried_out(command, scope)
 
     async def _carried_out(self, command: Command, scope: Scope) -> Response:
-        _current().waits = waits(command)
-        [answer] = await operations.carry_out(self._context, [command], _current().handed_over, _current().traced)
+        current = _current()
+        current.waits = waits(command)
+        asked = operations.Asked(scope.who, current.traced)
+        [answer] = await operations.carry_out(self._context, [command], current.handed_over, asked)
         return _response(answered(answer, command, is_operator=scope.operator))
 
     async def batch(self) -> Response:
@@ -166,7 +168,8 @@ class _Views:
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
-        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, _current().traced)
+        asked = operations.Asked(batch.who, _current().traced)
+        answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, asked)
         return _response(told(batch.body(answers)))
 
     async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:

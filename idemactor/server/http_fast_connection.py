@@ -288,7 +288,7 @@ class FastConnection:
         commands = batch.commands
         replies = Replies(len(commands), lambda: self._answer(lambda: told(batch.body(replies.answers))))
         if commands:
-            self._lane.route(batch.envelopes(replies, self._request))
+            self._lane.route(batch.envelopes(self._context, replies, self._request))
         else:
             self._respond(told(batch.body([])))
 

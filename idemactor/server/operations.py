@@ -5,9 +5,10 @@ Nothing here knows how a request came or how its answer leaves.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -26,6 +27,7 @@ from idemactor.core.replies import Overloaded, Unavailable
 from idemactor.errors import InvalidRequest, RequestError
 from idemactor.observability.merge import merged
 from idemactor.observability.metrics import ShardStanding
+from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
@@ -63,27 +65,46 @@ Question = Callable[[], Awaitable[dict[str, object]]]
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Who gives commands.
+
+    Attributes:
+        who: The name of their token, for the audit log; None: nobody who could do what only operators may.
+        request: What the commands are traced as a part of.
+    """
+
+    who: str | None = None
+    request: Request | None = None
+
+
+NOBODY: Final = Asked()
+
+
 async def carry_out(
-    context: ServerContext, commands: Sequence[Command], handed_over: trio.Event, request: Request | None = None
+    context: ServerContext, commands: Sequence[Command], handed_over: trio.Event, asked: Asked = NOBODY
 ) -> list[Answer]:
     """Send commands to their shards and wait for all the answers.
 
     Args:
         commands: In order.
         handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
-        request: What they are traced as a part of.
+        asked: Who gives them.
     """
     replies = Replies(len(commands))
-    context.router.route(_envelopes(commands, replies, request))
+    context.router.route(_envelopes(context, commands, replies, asked))
     handed_over.set()
     return await replies.wait()
 
 
-def _envelopes(commands: Sequence[Command], replies: Replies, request: Request | None) -> list[Envelope]:
+def _envelopes(context: ServerContext, commands: Sequence[Command], replies: Replies, asked: Asked) -> list[Envelope]:
     """The commands, tagged by their order."""
     envelopes = [Envelope(command, replies, index) for index, command in enumerate(commands)]
-    if request is None:
+    if asked.who is not None:
+        envelopes = [audited(context.audit, asked.who, envelope) for envelope in envelopes]
+    if asked.request is None:
         return envelopes
+    request = asked.request
     pairs = zip(envelopes, commands, strict=True)
     return [traced(envelope, request.command(command)) for envelope, command in pairs]
 
@@ -119,6 +140,7 @@ class _Item:
 class Batch:
     """Calls that came together. A convenience and no transaction: each succeeds or fails by itself."""
 
+    who: str | None
     _items: tuple[_Item, ...]
     _dialect: Dialect
 
@@ -144,7 +166,7 @@ class Batch:
         items = [_read_item(context, principal, op, dialect) for op in ops]
         for place, error in out_of_line([item.command for item in items]).items():
             items[place] = replace(items[place], command=None, error=error)
-        return cls(tuple(items), dialect)
+        return cls(principal.who if principal.is_operator else None, tuple(items), dialect)
 
     @property
     def commands(self) -> list[Command]:
@@ -156,9 +178,9 @@ class Batch:
         """What does not."""
         return [item.error for item in self._items if item.error is not None]
 
-    def envelopes(self, replies: Replies, request: Request | None = None) -> list[Envelope]:
+    def envelopes(self, context: ServerContext, replies: Replies, request: Request | None = None) -> list[Envelope]:
         """The commands, tagged by their order, and traced as a part of ``request``."""
-        return _envelopes(self.commands, replies, request)
+        return _envelopes(context, self.commands, replies, Asked(self.who, request))
 
     def body(self, answers: Sequence[Answer]) -> dict[str, object]:
         """The members of the answer; ``answers`` are those of ``commands``, in order."""
@@ -254,7 +276,14 @@ def acknowledge(context: ServerContext, scope: Scope, members: Members, dialect:
     shard, query = acknowledge_from(members, scope, dialect, len(context.router.shards))
 
     async def ask() -> dict[str, object]:
-        answer = await _ask(context, shard, query)
+        note = functools.partial(context.audit.happened, scope.who, "acknowledge")
+        where: dict[str, Any] = {"tenant": scope.tenant, "namespace": scope.namespace, "incident": members.get("id")}
+        try:
+            answer = await _ask(context, shard, query)
+        except RequestError as error:
+            note(error.code.value, **where)
+            raise
+        note("acknowledged", **where)
         assert isinstance(answer, Acknowledged)
         return body_of(answer, query, operator=True, dialect=dialect)
 

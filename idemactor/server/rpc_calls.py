@@ -16,6 +16,7 @@ from idemactor.core.commands import Command
 from idemactor.core.replies import Dispatched, Reserved
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import dispatching, operations
+from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
@@ -26,7 +27,15 @@ from idemactor.wire.answers import body_of, dispatched_body, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of
 from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, poll_from
 from idemactor.wire.refusals import detail_of, refusal_of
-from idemactor.wire.requests import COMMAND_OPS, Dialect, Members, Scope, command_from, members_of
+from idemactor.wire.requests import (
+    COMMAND_OPS,
+    OPERATOR_OPS,
+    Dialect,
+    Members,
+    Scope,
+    command_from,
+    members_of,
+)
 
 DOOR: Final = "rpc"
 
@@ -189,7 +198,8 @@ class RpcCalls:
         command = command_from(method, params, scope, Dialect.MSGPACK)
         is_waiting = waits(command)
         self._count(is_waiting)
-        return Envelope(command, self, _Call(request.msgid, command, scope.operator, is_waiting))
+        envelope = Envelope(command, self, _Call(request.msgid, command, scope.operator, is_waiting))
+        return envelope if method not in OPERATOR_OPS else audited(self._context.audit, scope.who, envelope)
 
     def _count(self, is_waiting: bool) -> None:
         """One more is in flight, or waits."""
@@ -262,7 +272,7 @@ class RpcCalls:
 
         replies = Replies(count, finish)
         self.in_flight += count
-        self._batch.extend(batch.envelopes(replies))
+        self._batch.extend(batch.envelopes(self._context, replies))
         if not count:
             finish()
 

@@ -19,7 +19,7 @@ import trio
 from idemactor.core import limits
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, Sequencer
-from idemactor.core.commands import Command
+from idemactor.core.commands import Command, Forget
 from idemactor.core.keys import Identity
 from idemactor.core.ledger import Ledger, Work
 from idemactor.core.policy import Policy
@@ -370,6 +370,7 @@ class Shard:
             undelivered=work.undelivered,
             events=work.events,
             acked=work.acked,
+            forgets=bool(work.deletes) and any(type(envelope.command) is Forget for envelope in turn.envelopes),
         )
         started = time.perf_counter()
         result = await (self._engine.confirm() if batch.empty else self._engine.commit(batch))

@@ -19,6 +19,7 @@ from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import JournalFile
 from idemactor.storage.journaled import JournaledEngine
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_wal import Durability
 
@@ -31,7 +32,10 @@ UNCONFIGURED: Final = Policy()
 
 @contextlib.asynccontextmanager
 async def open_engines(
-    directory: DataDirectory, durability: Durability, shards: Iterable[int] | None = None
+    directory: DataDirectory,
+    durability: Durability,
+    shards: Iterable[int] | None = None,
+    keys: Keyring | None = None,
 ) -> AsyncIterator[Engines]:
     """Open shards behind their journals; all are closed in the end, whoever had them meanwhile.
 
@@ -39,6 +43,7 @@ async def open_engines(
         directory: Theirs.
         durability: Of the journals.
         shards: Which ones, in order; None: all of them.
+        keys: What callers stored is sealed with them; None: it is kept as it is.
 
     Raises:
         StartError: One cannot be opened; the message says the way out.
@@ -52,8 +57,8 @@ async def open_engines(
             path = directory.journal_path(shard)
             journal = journals.get(path) or journals.setdefault(path, Journal(JournalFile(path, durability)))
             # Whatever the durability, the file's own is full: the journal lets go of what a shard's file has.
-            file = SqliteEngine(directory.engine_path(shard), shard=shard, shards=directory.shards)
-            engine = JournaledEngine(shard, file, journal)
+            file = SqliteEngine(directory.engine_path(shard), shard=shard, shards=directory.shards, keys=keys)
+            engine = JournaledEngine(shard, file, journal, keys=keys)
             try:
                 engines.append((engine, await engine.open()))
             except StorageError as error:
@@ -67,7 +72,9 @@ async def open_engines(
                 await journal.close()
 
 
-async def settle_journals(directory: DataDirectory, durability: Durability, workers: int) -> None:
+async def settle_journals(
+    directory: DataDirectory, durability: Durability, workers: int, keys: Keyring | None = None
+) -> None:
     """Where another number of workers served the directory last: bring its journals into the files, make new ones.
 
     It may be interrupted at any step, and is then done again: until the directory names the new journals, the old ones
@@ -78,7 +85,7 @@ async def settle_journals(directory: DataDirectory, durability: Durability, work
     """
     if directory.workers == workers:
         return
-    async with open_engines(directory, durability) as engines:
+    async with open_engines(directory, durability, keys=keys) as engines:
         ends = {shard: opened.journal_seq for shard, (_, opened) in enumerate(engines)}
     directory.hand_out_journals(workers, ends)
 

@@ -34,6 +34,7 @@ from idemactor.storage.layout import (
 )
 from idemactor.storage.progress import Progress
 from idemactor.storage.schema import SELECT_META
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import next_set, note_of, switch
 from idemactor.storage.sqlite_create import sync_directory
 from idemactor.storage.tokens import leap, token_at
@@ -69,9 +70,10 @@ class Restored:
 # --------------------------------------------------------------------------------------------------------------- backup
 
 
-def back_up(source: Path, target: Path, progress: Progress) -> Copied:
+def back_up(source: Path, target: Path, progress: Progress, keys: Keyring | None = None) -> Copied:
     """Copy a data directory, which a server may be using, into the new directory ``target``.
 
+    What is encrypted stays so; ``keys``: see ``copy_files``.
     An interrupted one leaves ``target`` as it was, and beside it a directory that the next one removes.
 
     Raises:
@@ -79,7 +81,7 @@ def back_up(source: Path, target: Path, progress: Progress) -> Copied:
         StorageError: Something in ``source`` is damaged.
     """
     with explained(target), _scratch(target) as scratch:
-        copied = copy_files(source, scratch, progress)
+        copied = copy_files(source, scratch, progress, keys=keys)
         write_whole(scratch / MANIFEST_NAME, json.dumps(_manifest(copied)).encode() + b"\n")
         write_meta(scratch, meta_of_copy(copied))
         try:
@@ -126,13 +128,22 @@ def _scratch(target: Path) -> Iterator[Path]:
 # -------------------------------------------------------------------------------------------------------------- restore
 
 
-def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = False, apart: bool = False) -> Restored:
+def restore(
+    source: Path,
+    target: Path,
+    progress: Progress,
+    *,
+    replaced: bool = False,
+    apart: bool = False,
+    keys: Keyring | None = None,
+) -> Restored:
     """Let the data directory ``target`` hold what the backup ``source`` does.
 
     Args:
         source: A backup, or any data directory.
         target: A directory that is empty or not there. An interrupted restore leaves it without anything that counts.
         replaced: It may also be a data directory, whose files are kept and do not count any more.
+        keys: See ``copy_files``; a backup needs none.
         apart: See ``copy_files``: nobody knows what is missing, but that it came later than the latest in each shard.
 
     Raises:
@@ -149,7 +160,7 @@ def restore(source: Path, target: Path, progress: Progress, *, replaced: bool = 
         home = set_path(target, files)
         home.mkdir(mode=DIRECTORY_MODE)
         locks.callback(_discard_unless_named, target, files)
-        copied = copy_files(source, home, progress, apart=apart)
+        copied = copy_files(source, home, progress, apart=apart, keys=keys)
         taken_ms = _taken(copied, apart=apart)
         last = _newest(target, before)
         token = _leap(home, copied, taken_ms, last)

@@ -50,6 +50,7 @@ class Batch:
         events: New events; none has the ``seq`` of one that is still there.
         acked: The ``seq`` of events to remove, after the new ones came.
         journal_seq: The number of the latest journal batch that this one includes, 0 where there is no journal.
+        forgets: Somebody wants what it removes to leave the files too: the next ``maintain`` sees to it.
     """
 
     now_ms: int
@@ -64,6 +65,7 @@ class Batch:
     events: list[Event] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
     journal_seq: int = 0
+    forgets: bool = False
 
     @property
     def empty(self) -> bool:
@@ -179,6 +181,12 @@ class Engine(Protocol):
 
     async def maintain(self) -> None:
         """Housekeeping that no answer waits for: called once the answers of a batch have left."""
+
+    async def wipe(self) -> bool:
+        """Leave nothing in the files of what was removed, also in what is free in them; whether that was possible.
+
+        Not possible is it while another program reads an older state (a backup), or where something failed.
+        """
 
     async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
         """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""

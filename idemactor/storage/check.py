@@ -21,6 +21,7 @@ import apsw
 from idemactor.core.keys import Identity, identity_hash, shard_of, worker_of
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import check_sql, journal_file, schema
+from idemactor.storage.checksums import has_checksums, wrong_pages
 from idemactor.storage.directory import explain, lock
 from idemactor.storage.journal_file import Held
 from idemactor.storage.journal_rows import decode
@@ -35,8 +36,11 @@ from idemactor.storage.layout import (
     unfinished,
 )
 from idemactor.storage.progress import Progress, silent
+from idemactor.storage.sealing import is_sealed
 from idemactor.storage.sqlite_create import check_version
+from idemactor.storage.wal_frames import damage_behind
 
+_MAY_BE_LOSSY: Final = ' (after a power failure under durability = "process", start once more with that setting)'
 EXAMPLES_MAX: Final = 5
 """How many ids a finding names."""
 
@@ -123,6 +127,27 @@ def reading_alone(path: Path) -> Iterator[Meta]:
         except OSError as error:
             raise explain(path, error) from error
         yield meta
+
+
+def _bytes_changed(connection: apsw.Connection, path: Path, unless: str = "") -> Iterator[tuple[Severity, str]]:
+    """What the checksums of a file and of its WAL say.
+
+    Raises:
+        apsw.Error: It cannot be read.
+        OSError: It cannot be read.
+    """
+    if has_checksums(path):
+        wrong = list(wrong_pages(path))
+        if wrong:
+            named = ", ".join(map(str, wrong[:EXAMPLES_MAX])) + (", ..." if len(wrong) > EXAMPLES_MAX else "")
+            yield Severity.ERROR, f"pages whose checksum is wrong: {len(wrong)} ({named})"
+    else:
+        why = "made by an earlier release, or with page_checksums = false"
+        yield Severity.WARNING, f"it has no checksums ({why}): a changed byte may go unnoticed"
+    # Once something was read, SQLite knows how much of the WAL it takes for whole.
+    frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+    if found := damage_behind(path.with_name(path.name + "-wal"), max(0, frames)):
+        yield Severity.ERROR, f"{found}: what was acknowledged after it is lost{unless}"
 
 
 def check_files(home: Path, meta: Meta, progress: Progress = silent) -> Report:
@@ -215,6 +240,8 @@ def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
     try:
         with open_untouched(path) as connection:
             check_version(connection, path.name, journal_file.KIND)
+            for severity, what in _bytes_changed(connection, path, _MAY_BE_LOSSY):
+                findings.append(Finding(None, severity, f"{path.name}: {what}"))
             for (line,) in connection.execute("PRAGMA integrity_check(20)").fetchall():
                 if line != "ok":
                     findings.append(Finding(None, Severity.ERROR, f"{path.name}: integrity: {line}"))
@@ -238,6 +265,8 @@ class _Shard:
     def run(self) -> ShardReport:
         with open_untouched(self._path) as connection:
             version = check_version(connection, self._path.name)
+            for severity, what in _bytes_changed(connection, self._path):
+                self._found(what, severity)
             self._integrity(connection)
             if version < schema.FORMAT:
                 connection.execute(check_sql.FORMAT_1_AS_2)
@@ -283,6 +312,9 @@ class _Shard:
             self._found(str(error))
             return 0
         for row in rows:
+            if is_sealed(row.body):
+                # Only who has the key can tell.
+                continue
             try:
                 decode(row.body)
             except StorageError as error:

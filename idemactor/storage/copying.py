@@ -31,13 +31,15 @@ from idemactor.errors import StartError, StorageError
 from idemactor.storage import journal_file
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import open_untouched
+from idemactor.storage.checksums import checked_vfs, has_checksums, refuse_damage
 from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
-from idemactor.storage.journal_file import Held, create_journal
+from idemactor.storage.journal_file import Held, create_journal, opened_body
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.layout import META_NAME, Meta, journal_name, read_meta, shard_name
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.progress import Progress, silent
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.writing import seal
@@ -105,7 +107,9 @@ class Copied:
         return max(shard.last_token for shard in self.shards)
 
 
-def copy_files(source: Path, target: Path, progress: Progress, *, apart: bool = False) -> Copied:
+def copy_files(
+    source: Path, target: Path, progress: Progress, *, apart: bool = False, keys: Keyring | None = None
+) -> Copied:
     """Copy the shards' files of the data directory ``source`` into the directory ``target``, and make a journal there.
 
     Args:
@@ -114,6 +118,8 @@ def copy_files(source: Path, target: Path, progress: Progress, *, apart: bool = 
         progress: Is told how far it is.
         apart: Whether each file may have been copied at another moment, as by a tool that replicates files: what the
             journal holds and a file cannot take, since something before it is missing, is left out.
+        keys: What the journal holds and a file does not is opened with them where it is encrypted, and encrypted
+            again; what is in the files is copied as it is.
 
     Raises:
         StartError: ``source`` is no data directory, or was changed meanwhile by a start with other workers.
@@ -126,7 +132,7 @@ def copy_files(source: Path, target: Path, progress: Progress, *, apart: bool = 
         raise StartError(f"{source} has no {META_NAME}: it is not a data directory, or was never finished")
     home, first_seq, taken_ms = meta.home(source), new_first_seq(), wall_ms()
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
-    opened = open_beside if meta.copied_ms is None else open_untouched
+    opened = open_beside if meta.copied_ms is None else _open_at_rest
     for name in meta.journals():
         _copy_file(opened(home / name), target / (name + _PART), partial(silent, name))
     if read_meta(source) != meta:
@@ -138,11 +144,12 @@ def copy_files(source: Path, target: Path, progress: Progress, *, apart: bool = 
         scratch = target / (name + _PART)
         _copy_file(opened(home / name), scratch, partial(progress, f"shard {shard}"))
         journal = target / (journal_name(worker_of(shard, meta.workers), meta.workers) + _PART)
-        part = Place(scratch, shard, meta.shards)
+        part = Place(scratch, shard, meta.shards, keys=keys, as_is=True)
         shards.append(_complete(part, target / name, _held(journal, shard), first_seq, apart=apart))
     for name in meta.journals():
         _remove(target / (name + _PART))
-    create_journal(target / JOURNAL_NAME, dict.fromkeys(range(meta.shards), first_seq))
+    checksums = has_checksums(target / shard_name(0))
+    create_journal(target / JOURNAL_NAME, dict.fromkeys(range(meta.shards), first_seq), checksums=checksums)
     return Copied(meta, taken_ms, first_seq, tuple(shards))
 
 
@@ -156,7 +163,7 @@ def open_beside(path: Path) -> Iterator[apsw.Connection]:
     """
     path.stat()
     flags = apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI
-    connection = apsw.Connection(f"file:{quote(str(path.absolute()))}?mode=ro", flags=flags)
+    connection = apsw.Connection(f"file:{quote(str(path.absolute()))}?mode=ro", flags=flags, vfs=checked_vfs())
     try:
         # The last to close a file would otherwise copy its WAL and remove it, behind the server's back.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -169,10 +176,18 @@ def open_beside(path: Path) -> Iterator[apsw.Connection]:
         connection.close()
 
 
+@contextlib.contextmanager
+def _open_at_rest(path: Path) -> Iterator[apsw.Connection]:
+    """See ``open_untouched``, which compares no checksums."""
+    refuse_damage(path)
+    with open_untouched(path) as connection:
+        yield connection
+
+
 def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, told: Callable[[int, int], None]) -> None:
     _remove(target)
     with source as original:
-        connection = apsw.Connection(str(target))
+        connection = apsw.Connection(str(target), vfs=checked_vfs())
         try:
             with connection.backup("main", original, "main") as backup:
                 while not backup.done:
@@ -183,7 +198,7 @@ def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, to
 
 
 def _held(journal: Path, shard: int) -> Held:
-    connection = apsw.Connection(str(journal))
+    connection = apsw.Connection(str(journal), vfs=checked_vfs())
     try:
         check_version(connection, journal.name.removesuffix(_PART), journal_file.KIND)
         return journal_file.read_shard(connection, shard)
@@ -196,12 +211,12 @@ def _complete(place: Place, path: Path, held: Held, first_seq: int, *, apart: bo
     scratch, file = place.path, ShardFile(place)
     try:
         opened = file.open()
-        seq = _replay(file, opened.journal_seq, held, apart=apart)
+        seq = _replay(file, opened.journal_seq, held, place.keys, apart=apart)
         file.close(tidy=True)
         opened = file.open()
     finally:
         file.close(tidy=True)
-    connection = apsw.Connection(str(scratch), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = apsw.Connection(str(scratch), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
     try:
         # Its own journal's numbers fit to no other journal.
         connection.execute(_SET_JOURNAL_SEQ, (first_seq,))
@@ -212,7 +227,7 @@ def _complete(place: Place, path: Path, held: Held, first_seq: int, *, apart: bo
     return ShardCopy(place.shard, opened.last_token, opened.latest_ms, seq, path.stat().st_size, digest_of(path))
 
 
-def _replay(file: ShardFile, seq: int, held: Held, *, apart: bool) -> int:
+def _replay(file: ShardFile, seq: int, held: Held, keys: Keyring | None, *, apart: bool) -> int:
     """Write what comes after batch ``seq``; returns the number of the last one."""
     overlay = Overlay()
     try:
@@ -223,7 +238,7 @@ def _replay(file: ShardFile, seq: int, held: Held, *, apart: bool) -> int:
             raise
         lacking = []
     for row in lacking:
-        batch = decode(row.body)
+        batch = decode(opened_body(row, keys))
         if not overlay.fits(batch):
             _write(file, overlay.merged(), seq)
             overlay = Overlay()

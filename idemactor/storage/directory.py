@@ -27,6 +27,7 @@ import apsw
 from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
+from idemactor.storage.checksums import has_checksums
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import create_journal
 from idemactor.storage.layout import (
@@ -58,7 +59,7 @@ _WAYS_OUT: Final = {
     errno.EACCES: "this user may not use it; give it to the user that runs idemactor",
     errno.EPERM: "this user may not use it; give it to the user that runs idemactor",
     errno.EROFS: "it is on a read-only file system; name a directory that can be written",
-    errno.ENOSPC: "the disk is full; free some space and start again",
+    errno.ENOSPC: "the disk is full, or has no inode left; free some space and start again",
     errno.EDQUOT: "the disk quota is used up; free some space and start again",
     errno.ENOTDIR: "it, or something on the way to it, is not a directory; name another path",
     errno.EEXIST: "it is not a directory; name another path",
@@ -75,17 +76,27 @@ _NETWORK: Final = frozenset(
 
 
 class DataDirectory:
-    """A directory that this process owns until it is closed."""
+    """A directory that this process owns until it is closed.
 
-    def __init__(self, path: Path, meta: Meta, locks: contextlib.ExitStack) -> None:
+    Attributes:
+        path: Where it is.
+        shards: How many there are.
+        created_ms: When it was made, milliseconds since the epoch.
+        checksums: Whether the pages of its files have some.
+    """
+
+    def __init__(self, path: Path, meta: Meta, locks: contextlib.ExitStack, *, checksums: bool) -> None:
         self.path = path
         self.shards = meta.shards
         self.created_ms = meta.created_ms
+        self.checksums = checksums
         self._meta = meta
         self._locks = locks
 
     @classmethod
-    def open(cls, path: Path, shards: int | None = None, *, workers: int = 1) -> DataDirectory:
+    def open(
+        cls, path: Path, shards: int | None = None, *, workers: int = 1, checksums: bool | None = None
+    ) -> DataDirectory:
         """Take a data directory, made anew where there is none.
 
         Args:
@@ -93,6 +104,8 @@ class DataDirectory:
             shards: What the configuration says, None where it says nothing: the directory's own, 4 for a new one.
             workers: How many processes are to serve it. One owns every shard from here on; of several each takes its
                 own, see ``claim``.
+            checksums: What the configuration says, None where it says nothing: as the directory has them, and a new
+                one does.
 
         Raises:
             StartError: It cannot be used; the message says the way out.
@@ -101,7 +114,8 @@ class DataDirectory:
             raise StartError(f"shards is 1 to {SHARDS_MAX}, not {shards}")
         with contextlib.ExitStack() as locks:
             try:
-                meta = _take(path, shards, workers, locks)
+                meta = _take(path, shards, workers, locks, checksums=checksums is not False)
+                has_some = _settle_checksums(path, meta, checksums)
                 if workers == 1:
                     _claim(path, range(meta.shards), locks)
             except OSError as error:
@@ -110,7 +124,7 @@ class DataDirectory:
                 raise explain(path, OSError(errno.ENOSPC, str(error))) from error
             except (apsw.Error, StorageError) as error:
                 raise StartError(f"data directory {path} cannot be used: {error}") from error
-            return cls(path, meta, locks.pop_all())
+            return cls(path, meta, locks.pop_all(), checksums=has_some)
         raise AssertionError("an exit stack swallows nothing")
 
     def engine_path(self, shard: int) -> Path:
@@ -172,7 +186,7 @@ class DataDirectory:
         try:
             for worker in range(workers):
                 own = {shard: end for shard, end in ends.items() if worker_of(shard, workers) == worker}
-                create_journal(self.home / journal_name(worker, workers), own)
+                create_journal(self.home / journal_name(worker, workers), own, checksums=self.checksums)
             self._meta = replace(before, workers=workers)
             write_meta(self.path, self._meta)
         except OSError as error:
@@ -207,7 +221,7 @@ def _claim(path: Path, shards: Iterable[int], locks: contextlib.ExitStack) -> No
         locks.callback(os.close, take_lock(path / lock_name(shard)))
 
 
-def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack) -> Meta:
+def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack, *, checksums: bool) -> Meta:
     if not path.exists():
         path.mkdir(mode=DIRECTORY_MODE, parents=True)
         sync_directory(path.parent)
@@ -223,7 +237,7 @@ def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitSt
         )
     if meta is None:
         _refuse_unfinished(path)
-        meta = _create(path, count)
+        meta = _create(path, count, checksums=checksums)
     if shards is not None and shards != meta.shards:
         raise StartError(
             f"data directory {path} has {meta.shards} shards and the configuration says {shards}: set shards ="
@@ -243,6 +257,18 @@ def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitSt
                 " an empty one would forget its keys"
             )
     return meta if meta.copied_ms is None else _serve_copy(path, meta)
+
+
+def _settle_checksums(path: Path, meta: Meta, wanted: bool | None) -> bool:
+    """Whether the files have checksums, which says how they were made; nobody may have one open."""
+    has_some = has_checksums(meta.home(path) / shard_name(0))
+    if wanted is not None and wanted != has_some:
+        has, says = ("has", "false") if has_some else ("has no", "true")
+        raise StartError(
+            f"data directory {path} {has} checksums in its files and the configuration says page_checksums = {says}:"
+            " leave it out, or make a new directory with it: `idemactor export`, and `idemactor import --config`"
+        )
+    return has_some
 
 
 def _serve_copy(path: Path, meta: Meta) -> Meta:
@@ -310,13 +336,13 @@ def _is_gone(pid: str) -> bool:
     return False
 
 
-def _create(path: Path, shards: int) -> Meta:
+def _create(path: Path, shards: int, *, checksums: bool) -> Meta:
     """Make the files of a new directory, those of an earlier try that did not come to its end thrown away."""
     _discard_unfinished(path)
     first_seq = new_first_seq()
     for shard in range(shards):
-        create_file(path / shard_name(shard), shard, shards, first_seq)
-    create_journal(path / JOURNAL_NAME, dict.fromkeys(range(shards), first_seq))
+        create_file(path / shard_name(shard), shard, shards, first_seq, checksums=checksums)
+    create_journal(path / JOURNAL_NAME, dict.fromkeys(range(shards), first_seq), checksums=checksums)
     meta = Meta(shards, wall_ms())
     write_meta(path, meta)
     return meta

@@ -14,11 +14,19 @@ from idemactor.storage.lines import VERSION, End, Head, Item, line_of, without_o
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, Whole
 from idemactor.storage.resharding import open_readers
+from idemactor.storage.sealing import Keyring
 
 _TOLD_EVERY: Final = 1_000
 
 
-def export(path: Path, write: Callable[[bytes], object], progress: Progress, *, outcomes: bool = True) -> End:
+def export(
+    path: Path,
+    write: Callable[[bytes], object],
+    progress: Progress,
+    *,
+    outcomes: bool = True,
+    keys: Keyring | None = None,
+) -> End:
     """Write everything in a data directory; it is left as it is.
 
     Args:
@@ -26,13 +34,14 @@ def export(path: Path, write: Callable[[bytes], object], progress: Progress, *, 
         write: Takes a line at a time.
         progress: Is told how far it is.
         outcomes: Off, of an outcome only its status is written.
+        keys: What is encrypted is opened with them, and written in clear.
 
     Raises:
         StartError: A server uses it, or it is none.
-        StorageError: Something in it is damaged.
+        StorageError: Something in it is damaged, or encrypted with another key.
         OSError: ``write`` failed.
     """
-    with explained(path), reading_alone(path) as meta, open_readers(meta.home(path), meta) as readers:
+    with explained(path), reading_alone(path) as meta, open_readers(meta.home(path), meta, keys) as readers:
         last_token = max(reader.last_token for reader in readers)
         write(line_of(Head(VERSION, wall_ms(), meta.shards, last_token, max(r.latest_ms for r in readers), outcomes)))
         counted = dict.fromkeys(("entries", "events", "incidents"), 0)

@@ -19,7 +19,7 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import schema
-from idemactor.storage.directory import explained, take_lock, wall_ms
+from idemactor.storage.directory import DataDirectory, explained, take_lock, wall_ms
 from idemactor.storage.journal_file import Held
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
@@ -27,7 +27,6 @@ from idemactor.storage.layout import (
     META_NAME,
     SHARDS_MAX,
     SPOOL_NAME,
-    Meta,
     read_meta,
     shard_name,
     unfinished,
@@ -35,8 +34,9 @@ from idemactor.storage.layout import (
 from idemactor.storage.lines import End
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, Whole, read_shard
-from idemactor.storage.rebuilding import Rebuilt, rebuild
+from idemactor.storage.rebuilding import Making, Rebuilt, rebuild
 from idemactor.storage.resharding import open_readers, own
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
@@ -83,7 +83,15 @@ class Imported:
     rebuilt: Rebuilt | None
 
 
-def import_lines(path: Path, file: BinaryIO, progress: Progress, *, shards: int | None = None) -> Imported:
+def import_lines(
+    path: Path,
+    file: BinaryIO,
+    progress: Progress,
+    *,
+    shards: int | None = None,
+    checksums: bool | None = None,
+    keys: Keyring | None = None,
+) -> Imported:
     """Take in an export; an interrupted one leaves the directory as it was.
 
     Args:
@@ -91,6 +99,8 @@ def import_lines(path: Path, file: BinaryIO, progress: Progress, *, shards: int 
         file: The export.
         progress: Is told how far it is.
         shards: Of a new directory; None: as many as the export's.
+        checksums: Whether pages of a new directory's files have some; None: they do.
+        keys: What callers stored is sealed with them, and what is there already opened.
 
     Raises:
         Conflicts: Keys are there already, with something else.
@@ -100,22 +110,25 @@ def import_lines(path: Path, file: BinaryIO, progress: Progress, *, shards: int 
     """
     if shards is not None and not 1 <= shards <= SHARDS_MAX:
         raise StartError(f"--shards is 1 to {SHARDS_MAX}, not {shards}")
-    with explained(path), _target(path) as meta, _spool_directory(path) as directory:
+    with explained(path), _target(path) as there_already, _spool_directory(path) as directory:
+        meta = None if there_already is None else there_already.meta
         if meta is not None and shards not in (None, meta.shards):
             raise StartError(f"{path} has {meta.shards} shards; leave --shards out, and reshard it afterwards")
-        spool = read_spool(directory / shard_name(0), file, progress)
+        spool = read_spool(directory / shard_name(0), file, progress, keys)
         with contextlib.ExitStack() as stack:
             there: Sequence[ShardReader] = []
             if meta is not None:
-                there = stack.enter_context(open_readers(meta.home(path), meta))
-            present = _look_up(spool, there, progress)
+                there = stack.enter_context(open_readers(meta.home(path), meta, keys))
+            present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
             count = meta.shards if meta is not None else spool.head.shards if shards is None else shards
             rebuilt = None
             if meta is None or left != End(0, 0, 0):
-                read = stack.enter_context(read_shard(spool.path, Held()))
+                read = stack.enter_context(read_shard(spool.path, Held(), keys))
                 token = _least_token(spool, there)
-                rebuilt = rebuild(path, meta, "import", count, [*there, read], progress, least_token=token)
+                made = Making(checksums is not False if there_already is None else there_already.checksums, keys)
+                sources = [*there, read]
+                rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
         return Imported(left.entries, present.entries, left.events, left.incidents, count, rebuilt)
     raise AssertionError("a stack of contexts swallows nothing")
 
@@ -137,11 +150,11 @@ def _least_token(spool: Spool, there: Sequence[ShardReader]) -> int:
 
 
 @contextlib.contextmanager
-def _target(path: Path) -> Iterator[Meta | None]:
-    """Own the directory; what it says of itself, None where it holds nothing."""
+def _target(path: Path) -> Iterator[DataDirectory | None]:
+    """Own the directory; None where it holds nothing."""
     if path.is_dir() and read_meta(path) is not None:
         with own(path) as directory:
-            yield directory.meta
+            yield directory
         return
     if not path.exists():
         path.mkdir(mode=DIRECTORY_MODE, parents=True)
@@ -171,7 +184,7 @@ def _spool_directory(path: Path) -> Iterator[Path]:
 # ----------------------------------------------------------------------------------------------------- what is there
 
 
-def _look_up(spool: Spool, there: Sequence[ShardReader], progress: Progress) -> End:
+def _look_up(spool: Spool, there: Sequence[ShardReader], progress: Progress, keys: Keyring | None) -> End:
     """Take out of the spool what is there already, with the same; returns how much that was.
 
     Raises:
@@ -179,7 +192,7 @@ def _look_up(spool: Spool, there: Sequence[ShardReader], progress: Progress) -> 
     """
     if not there:
         return End(0, 0, 0)
-    with read_shard(spool.path, Held()) as read:
+    with read_shard(spool.path, Held(), keys) as read:
         entries = _entries_there(read, there, spool.counted.entries, progress)
         ids = {event.id for reader in there for event in reader.events()} if spool.counted.events else set()
         events = [event.seq for event in read.events() if event.id in ids]

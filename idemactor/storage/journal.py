@@ -152,6 +152,19 @@ class Journal:
                 if self._file.wants_maintenance:
                     await self._run(self._file.maintain, thread=True)
 
+    async def wipe(self) -> bool:
+        """Leave nothing in the file of what the shards' own files hold; whether that was possible."""
+        with trio.CancelScope(shield=True):
+            async with self._busy:
+                done, self._done = self._done, {}
+                result = CommitResult.UNKNOWN
+                try:
+                    result = await self._run(lambda: self._file.wipe(done), thread=True)
+                finally:
+                    if result is not CommitResult.OK:
+                        self._done = done | self._done
+        return result is CommitResult.OK
+
     def _close(self) -> None:
         self._file.drop(self._done)
         self._file.close(tidy=True)

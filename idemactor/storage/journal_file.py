@@ -21,6 +21,7 @@ import apsw
 
 from idemactor.errors import StorageError
 from idemactor.storage.base import CommitResult
+from idemactor.storage.sealing import Keyring, is_sealed, unseal
 from idemactor.storage.sqlite_create import Kind, check_version, create
 from idemactor.storage.sqlite_wal import Durability, WalFile, missing
 
@@ -130,14 +131,29 @@ class Held:
         return lacking
 
 
-def create_journal(path: Path, ends: Mapping[int, int] | None = None) -> None:
+def opened_body(row: Row, keys: Keyring | None) -> bytes:
+    """A batch as it was given to the journal.
+
+    Raises:
+        StorageError: It is sealed, and cannot be opened.
+    """
+    return unseal(keys, row.body, about_batch(row.shard, row.previous)) if is_sealed(row.body) else row.body
+
+
+def about_batch(shard: int, previous: int) -> tuple[str | int, ...]:
+    """What a sealed batch belongs to: its place in the journal."""
+    return ("batch", shard, previous)
+
+
+def create_journal(path: Path, ends: Mapping[int, int] | None = None, *, checksums: bool = True) -> None:
     """Make an empty journal at ``path``, see ``sqlite_create.create``.
 
     Args:
         path: Where.
         ends: By shard, the number of the latest batch that its file includes; the journal's begin behind them all.
+        checksums: Whether its pages have some.
     """
-    create(path, KIND, _INSERT_FIRST, (json.dumps(list((ends or {}).items())),))
+    create(path, KIND, _INSERT_FIRST, (json.dumps(list((ends or {}).items())),), checksums=checksums)
 
 
 def read_all(connection: apsw.Connection) -> dict[int, Held]:
@@ -198,6 +214,11 @@ class JournalFile(WalFile[int]):
         """Drop what the shards' own files hold; a failure leaves it for the next time."""
         if done and not self.broken:
             self.append([], done)
+
+    def wipe(self, done: Mapping[int, int]) -> CommitResult:
+        """Drop what the shards' own files hold, and leave nothing of it in the WAL; anything but OK: try again."""
+        result = self.append([], done) if done else CommitResult.OK
+        return result if result is not CommitResult.OK or self.empty_wal() else CommitResult.FAILED
 
     def _create(self) -> None:
         raise missing(self._name)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import apsw
 import trio
 
 from idemactor.core.delivery import Event, Intent
@@ -23,7 +24,9 @@ from idemactor.errors import StorageError
 from idemactor.storage import journal_rows
 from idemactor.storage.base import Batch, CommitResult, Engine, Open, Opened, RecordQuery, StoredIncident
 from idemactor.storage.journal import BODY_BYTES_MAX, Journal
+from idemactor.storage.journal_file import about_batch, opened_body
 from idemactor.storage.overlay import Overlay
+from idemactor.storage.sealing import Keyring
 
 WRITE_BEHIND_ROWS: Final = 128
 """How many rows a shard lets come together before its file is written. A row takes 12 to 15 us, so that the loop stands
@@ -50,6 +53,7 @@ class JournaledEngine:
         journal: Shared by all shards of the process.
         rows: How many rows to let come together.
         bytes_max: How many bytes of batches to let come together.
+        keys: Batches are sealed with them, whole.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class JournaledEngine:
         *,
         rows: int = WRITE_BEHIND_ROWS,
         bytes_max: int = WRITE_BEHIND_BYTES,
+        keys: Keyring | None = None,
     ) -> None:
         self.last_sync_s = 0.0
         self._shard = shard
@@ -67,11 +72,14 @@ class JournaledEngine:
         self._journal = journal
         self._rows = rows
         self._bytes_max = bytes_max
+        self._keys = keys
         self._overlay = Overlay()
         self._overlay_bytes = 0
         self._seq = 0
         self._latest_rows = 0
         self._broken = True
+        self._forgets = False
+        self._no_room = False
 
     @property
     def last_error(self) -> Exception | None:
@@ -107,10 +115,14 @@ class JournaledEngine:
             raise StorageError(f"shard {self._shard}: {error}") from error
         for row in rows:
             # It fits: before one that did not was appended, the file was written.
-            self._lay_over(journal_rows.decode(row.body), len(row.body))
+            body = opened_body(row, self._keys)
+            self._lay_over(journal_rows.decode(body), len(body))
             self._seq = row.seq
+        if rows and await self._write() is not CommitResult.OK:
+            if not await self._go_on_reading():
+                raise StorageError(f"shard {self._shard}: its file cannot be written")
+            return self._overlay.opened(opened, self._seq)
         if rows:
-            await self._write_out()
             await self._inner.close()
             opened = await self._inner.open()
         self._journal.applied(self._shard, self._seq)
@@ -143,14 +155,17 @@ class JournaledEngine:
         except (TypeError, ValueError, OverflowError):
             # What a file could not store must not become durable first, and then stand in the way for good.
             return CommitResult.FAILED
-        if not self._overlay.fits(batch) and await self._write() is not CommitResult.OK:
+        if (self._no_room or not self._overlay.fits(batch)) and await self._write() is not CommitResult.OK:
             return CommitResult.FAILED
         self._broken = True
         result = await (self._append(batch, body) if len(body) <= BODY_BYTES_MAX else self._bypass(batch, len(body)))
         self._broken = result is not CommitResult.OK
+        self._forgets = self._forgets or batch.forgets
         return result
 
     async def _append(self, batch: Batch, body: bytes) -> CommitResult:
+        if self._keys is not None:
+            body = self._keys.seal(body, about_batch(self._shard, self._seq))
         result, seq = await self._journal.append(self._shard, self._seq, body)
         self.last_sync_s = self._journal.sync_s
         if result is CommitResult.OK:
@@ -170,12 +185,24 @@ class JournaledEngine:
 
     async def maintain(self) -> None:
         """Write the file behind once enough has come together. A failure shows at the next commit."""
+        if self._forgets:
+            self._forgets = not await self.wipe()
         if not self._broken and self._due():
             # Answers of other shards may be durable by now, and leave before this one's file is written.
             await trio.lowlevel.cancel_shielded_checkpoint()
-            await self._write()
+            if await self._write() is not CommitResult.OK:
+                await self._go_on_reading()
         await self._inner.maintain()
+        if await self._inner.confirm() is not CommitResult.OK and not self._no_room:
+            # The file was deleted, say: whoever comes next has to know.
+            self._broken = True
         await self._journal.maintain()
+
+    async def wipe(self) -> bool:
+        """Leave nothing of what was removed in the file, nor in the journal, which has it as it was given."""
+        if self._broken or (self._overlay.batches and await self._write() is not CommitResult.OK):
+            return False
+        return await self._inner.wipe() and await self._journal.wipe()
 
     def _due(self) -> bool:
         rows_enough = max(self._rows, WRITE_BEHIND_BATCHES * self._latest_rows)
@@ -204,12 +231,16 @@ class JournaledEngine:
 
     async def last_seq(self) -> int:
         """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
-        await self._write_behind()
+        if self._overlay.touches_outbox:
+            await self._write_behind()
+        self._check_open()
         return await self._inner.last_seq()
 
     async def outbox(self, after_seq: int, limit: int) -> list[Open]:
         """The first ``limit`` entries of the outbox that have not ended and have a higher ``seq``, in its order."""
-        await self._write_behind()
+        if self._overlay.touches_outbox:
+            await self._write_behind()
+        self._check_open()
         return await self._inner.outbox(after_seq, limit)
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
@@ -259,7 +290,23 @@ class JournaledEngine:
 
     async def _write_out(self) -> None:
         if self._overlay.batches and await self._write() is not CommitResult.OK:
+            await self._go_on_reading()
             raise StorageError(f"shard {self._shard}: its file cannot be written")
+
+    async def _go_on_reading(self) -> bool:
+        """After a write for which the disk had no room: the journal has it all, and who reads is shown it as before.
+
+        Nothing more is taken until the file was written: what the journal and memory hold for it has its limit.
+        """
+        if not isinstance(self._inner.last_error, apsw.FullError):
+            return False
+        try:
+            await self._inner.reopen()
+        except StorageError:
+            return False
+        self._broken = False
+        self._no_room = True
+        return True
 
     def _lay_over(self, batch: Batch, size: int) -> None:
         self._overlay.add(batch)
@@ -277,7 +324,7 @@ class JournaledEngine:
         batch.journal_seq = self._seq
         result = await self._inner.commit(batch)
         if result is CommitResult.OK:
-            self._broken = False
+            self._broken = self._no_room = False
             self._forget_overlay()
             self._journal.applied(self._shard, self._seq)
         return result

@@ -175,6 +175,10 @@ class MemoryEngine:
     async def maintain(self) -> None:
         """Nothing to do."""
 
+    async def wipe(self) -> bool:
+        """There are no files."""
+        return True
+
     async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
         """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""
         entries = self._reading().entries.values()

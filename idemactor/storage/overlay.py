@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from idemactor.core.delivery import Event, Intent
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
-from idemactor.storage.base import Batch
+from idemactor.core.tally import Tally
+from idemactor.storage.base import Batch, Opened
 
 T = TypeVar("T")
+
+_NOTHING: Final = Tally()
 
 
 class Overlay:
@@ -40,6 +43,12 @@ class Overlay:
         outbox = len(self._intents) + len(self._undelivered) + len(self._events) + len(self._acked)
         incidents = len(self._batch.incidents) + len(self._batch.acknowledged)
         return len(self._puts) + len(self._deletes) + incidents + outbox
+
+    @property
+    def touches_outbox(self) -> bool:
+        """Whether what the file says of its outbox may be out of date."""
+        changed = self._intents or self._undelivered or self._events or self._acked or self._operations
+        return bool(changed or self._deletes)
 
     def fits(self, batch: Batch) -> bool:
         """Whether this batch can be merged with those that are here.
@@ -116,6 +125,13 @@ class Overlay:
     def covers(self, identity: Identity) -> bool:
         """Whether what the file says of a key is out of date."""
         return identity in self._by_identity
+
+    def opened(self, below: Opened, seq: int) -> Opened:
+        """What a file says that holds ``below`` and has these batches laid over it, up to ``seq``."""
+        batch = self._batch
+        tallies = {key: tally for key, tally in (below.tallies | batch.tallies).items() if tally != _NOTHING}
+        last_token, latest_ms = max(below.last_token, batch.last_token), max(below.latest_ms, batch.now_ms)
+        return Opened(last_token, latest_ms, tallies, seq)
 
     def merged(self) -> Batch:
         """Everything as one batch."""

@@ -22,9 +22,11 @@ from idemactor.errors import StorageError
 from idemactor.storage import check_sql, journal_file, rows, schema, sqlite_reads
 from idemactor.storage.base import Batch
 from idemactor.storage.check import open_untouched
-from idemactor.storage.journal_file import Held
+from idemactor.storage.checksums import refuse_damage
+from idemactor.storage.journal_file import Held, opened_body
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.overlay import Overlay
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import check_version
 
 _PART: Final = " WHERE (records.hash % :shards + :shards) % :shards = :shard ORDER BY records.id"
@@ -88,8 +90,9 @@ class ShardReader:
         last_incident_id: The highest id that an incident of it ever had, or is about to have.
     """
 
-    def __init__(self, connection: apsw.Connection, name: str, held: Held) -> None:
+    def __init__(self, connection: apsw.Connection, name: str, held: Held, keys: Keyring | None = None) -> None:
         self.name = name
+        self._keys = keys
         self._connection = connection
         if check_version(connection, name) < schema.FORMAT:
             connection.execute(check_sql.FORMAT_1_AS_2)
@@ -122,7 +125,7 @@ class ShardReader:
         puts = sorted((entry for entry in over.puts.values() if part.has(entry.identity)), key=_id)
         cursor = self._connection.execute(_ENTRIES, {"shard": part.shard, "shards": part.shards})
         in_file = (row for row in cursor if row[0] not in over.gone and row[0] not in over.puts)
-        for entry in heapq.merge((rows.loaded_entry_of(row) for row in in_file), puts, key=_id):
+        for entry in heapq.merge((rows.loaded_entry_of(row, self._keys) for row in in_file), puts, key=_id):
             yield Whole(entry, self._intent(entry))
 
     def find(self, identity: Identity) -> Whole | None:
@@ -134,7 +137,7 @@ class ShardReader:
         """
         found = next((entry for entry in self._over.puts.values() if entry.identity == identity), None)
         if found is None:
-            found = sqlite_reads.load(self._connection, [identity]).get(identity)
+            found = sqlite_reads.load(self._connection, [identity], self._keys).get(identity)
             if found is not None and (found.id in self._over.gone or found.id in self._over.puts):
                 found = None
         return None if found is None else Whole(found, self._intent(found))
@@ -143,7 +146,7 @@ class ShardReader:
         """The incidents, in the order in which they came."""
         for row in self._connection.execute(_INCIDENTS):
             if row[0] not in self._over.acknowledged:
-                yield rows.incident_of(row).incident
+                yield rows.incident_of(row, self._keys).incident
         yield from self._over.incidents
 
     def has_incident(self, incident: Incident) -> bool:
@@ -158,7 +161,9 @@ class ShardReader:
         """The events that nobody has acknowledged, in order of ``seq``."""
         added = {event.seq: event for event in self._over.batch.events}
         cursor = self._connection.execute(_EVENTS)
-        in_file = (rows.event_of(row) for row in cursor if row[0] not in self._over.acked and row[0] not in added)
+        in_file = (
+            rows.event_of(row, self._keys) for row in cursor if row[0] not in self._over.acked and row[0] not in added
+        )
         yield from heapq.merge(in_file, sorted(added.values(), key=_seq), key=_seq)
 
     def line(self) -> Iterator[tuple[int, Kind]]:
@@ -185,12 +190,12 @@ class ShardReader:
         if entry.id in self._over.gone or entry.id in self._over.lost_intents:
             return None
         row = self._connection.execute(schema.SELECT_INTENT, (entry.id,)).fetchone()
-        return None if row is None else rows.intent_of(row)[1]
+        return None if row is None else rows.intent_of(row, self._keys)[1]
 
     def _lay_over(self, held: Held) -> None:
         overlay, over = Overlay(), self._over
         for row in held.missing_from(self.journal_seq):
-            batch = decode(row.body)
+            batch = decode(opened_body(row, self._keys))
             self._lay_incidents(batch)
             batch.incidents, batch.acknowledged = [], []
             overlay.add(batch)
@@ -218,16 +223,18 @@ def _seq(event: Event) -> int:
 
 
 @contextlib.contextmanager
-def read_shard(path: Path, held: Held) -> Iterator[ShardReader]:
+def read_shard(path: Path, held: Held, keys: Keyring | None = None) -> Iterator[ShardReader]:
     """The content of a shard's file that nobody uses, and of what its journal has beyond it.
 
     Raises:
-        StorageError: It is not ours, damaged, of a newer release, or the journal does not fit.
+        StorageError: It is not ours, damaged, of a newer release, or the journal does not fit. Or it is encrypted,
+            and what it holds is asked for without the key.
         apsw.Error: It cannot be read.
         OSError: It cannot be opened.
     """
+    refuse_damage(path)
     with open_untouched(path) as connection:
-        yield ShardReader(connection, path.name, held)
+        yield ShardReader(connection, path.name, held, keys)
 
 
 def read_held(path: Path, shard: int) -> Held:
@@ -238,6 +245,7 @@ def read_held(path: Path, shard: int) -> Held:
         apsw.Error: It cannot be read.
         OSError: It cannot be opened.
     """
+    refuse_damage(path)
     with open_untouched(path) as connection:
         check_version(connection, path.name, journal_file.KIND)
         return journal_file.read_shard(connection, shard)

@@ -46,6 +46,7 @@ from idemactor.storage.layout import (
 )
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import Part, ShardReader, Whole, read_shard
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import next_set, note_of, switch
 from idemactor.storage.writing import ShardBuilder, Start
 
@@ -55,6 +56,19 @@ _TOLD_EVERY: Final = 1_000
 
 Moves = dict[tuple[int, Kind, int], int]
 """(source, kind, ``seq``) of what has to go to another place in line, and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """How new files are made.
+
+    Attributes:
+        checksums: Whether pages have some.
+        keys: What callers stored is sealed with them; None: it is kept as it is.
+    """
+
+    checksums: bool
+    keys: Keyring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,8 @@ class Plan:
         last_incident_id: The highest id of an incident of before.
         first_seq: Where the numbers of the new journal begin.
         stamps: What shows whether the old files were used since: name, size and time of change of each.
+        checksums: Whether pages have some.
+        encrypted: Whether what callers stored is encrypted.
     """
 
     made_by: str
@@ -80,11 +96,19 @@ class Plan:
     last_incident_id: int
     first_seq: int
     stamps: tuple[tuple[str, int, int], ...]
+    checksums: bool = True
+    encrypted: bool = False
 
     def start(self, shard: int) -> Start:
         """How a new shard begins."""
         return Start(
-            shard, self.shards, self.next_token, self.latest_ms, self.first_seq, last_incident_id=self.last_incident_id
+            shard,
+            self.shards,
+            self.next_token,
+            self.latest_ms,
+            self.first_seq,
+            last_incident_id=self.last_incident_id,
+            checksums=self.checksums,
         )
 
 
@@ -123,6 +147,7 @@ def rebuild(
     sources: Sequence[ShardReader],
     progress: Progress,
     *,
+    making: Making,
     least_token: int = 0,
     stamps: Sequence[tuple[str, int, int]] = (),
 ) -> Rebuilt:
@@ -135,6 +160,7 @@ def rebuild(
         shards: How many there are to be.
         sources: Everything that is to be in the new files. No key is in two of them.
         progress: Is told how far it is.
+        making: How the new files are made.
         least_token: The new shards go on behind this one at least.
         stamps: See ``Plan``.
 
@@ -146,16 +172,16 @@ def rebuild(
     """
     files = next_set(path, before)
     home = set_path(path, files)
-    plan = _plan(made_by, shards, sources, least_token, stamps)
+    plan = _plan(made_by, shards, sources, making, least_token, stamps)
     plan, resumed = _take_up(path, home, plan)
     moves = _moves(sources)
     for shard in range(shards):
         if not (home / shard_name(shard)).exists():
-            _build(home / shard_name(shard), plan, shard, sources, moves, progress)
+            _build(home / shard_name(shard), plan, shard, sources, moves, making.keys, progress)
     counted = _Counted()
     for shard in range(shards):
-        _compare(home / shard_name(shard), Part(shard, shards), plan, sources, moves, counted, progress)
-    create_journal(home / JOURNAL_NAME, dict.fromkeys(range(shards), plan.first_seq))
+        _compare(home / shard_name(shard), Part(shard, shards), plan, sources, moves, counted, making.keys, progress)
+    create_journal(home / JOURNAL_NAME, dict.fromkeys(range(shards), plan.first_seq), checksums=making.checksums)
     carried = sum(source.count() for source in sources)
     if counted.entries != carried:
         raise StorageError(f"{counted.entries} of {carried} entries were carried over; the old files still count")
@@ -181,6 +207,7 @@ def _plan(
     made_by: str,
     shards: int,
     sources: Sequence[ShardReader],
+    making: Making,
     least_token: int,
     stamps: Sequence[tuple[str, int, int]],
 ) -> Plan:
@@ -196,6 +223,8 @@ def _plan(
         max(source.last_incident_id for source in sources),
         new_first_seq(),
         tuple(stamps),
+        making.checksums,
+        making.keys is not None,
     )
 
 
@@ -298,11 +327,17 @@ def _incidents(sources: Sequence[ShardReader], part: Part) -> Iterator[Incident]
 
 
 def _build(
-    path: Path, plan: Plan, shard: int, sources: Sequence[ShardReader], moves: Moves, progress: Progress
+    path: Path,
+    plan: Plan,
+    shard: int,
+    sources: Sequence[ShardReader],
+    moves: Moves,
+    keys: Keyring | None,
+    progress: Progress,
 ) -> None:
     part = Part(shard, plan.shards)
     total = max(1, sum(source.count() for source in sources) // plan.shards)
-    builder = ShardBuilder(path, plan.start(shard))
+    builder = ShardBuilder(path, plan.start(shard), keys)
     try:
         builder.add(_told(_wholes(sources, part, plan, moves), f"shard {shard} of {plan.shards}", total, progress))
         builder.add_events(_events(sources, part, moves))
@@ -340,11 +375,12 @@ def _compare(
     sources: Sequence[ShardReader],
     moves: Moves,
     counted: _Counted,
+    keys: Keyring | None,
     progress: Progress,
 ) -> None:
     """Read a new file, and compare each of its records with the one it was made of, by their digests."""
     total = max(1, sum(source.count() for source in sources) // plan.shards)
-    with read_shard(path, Held(plan.first_seq)) as made:
+    with read_shard(path, Held(plan.first_seq), keys) as made:
         expected = _told(_wholes(sources, part, plan, moves), f"shard {part.shard} compared", total, progress)
         for digest in _equal(path, expected, made.wholes(), digest_of_whole):
             counted.digest.update(digest)

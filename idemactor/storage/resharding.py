@@ -12,13 +12,15 @@ from idemactor.storage.directory import DataDirectory, explained
 from idemactor.storage.layout import META_NAME, SHARDS_MAX, Meta, journal_name, read_meta, shard_name
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, read_held, read_shard
-from idemactor.storage.rebuilding import Rebuilt, rebuild, stamps_of
+from idemactor.storage.rebuilding import Making, Rebuilt, rebuild, stamps_of
+from idemactor.storage.sealing import Keyring
 
 
-def reshard(path: Path, shards: int, progress: Progress) -> Rebuilt | None:
+def reshard(path: Path, shards: int, progress: Progress, keys: Keyring | None = None) -> Rebuilt | None:
     """Distribute everything in a data directory over ``shards`` shards; the files of before are kept.
 
-    Run once more after it was interrupted, it goes on where it was.
+    Run once more after it was interrupted, it goes on where it was. What is encrypted is opened with ``keys``, and
+    encrypted anew.
 
     Returns:
         What was done; None where there are as many shards already.
@@ -29,11 +31,12 @@ def reshard(path: Path, shards: int, progress: Progress) -> Rebuilt | None:
     """
     if not 1 <= shards <= SHARDS_MAX:
         raise StartError(f"--to is 1 to {SHARDS_MAX}, not {shards}")
-    with explained(path), own(path) as directory, open_readers(directory.home, directory.meta) as sources:
+    with explained(path), own(path) as directory, open_readers(directory.home, directory.meta, keys) as sources:
         if directory.shards == shards:
             return None
         stamps = stamps_of(files_of(directory.home, directory.meta))
-        return rebuild(path, directory.meta, "reshard", shards, sources, progress, stamps=stamps)
+        made = Making(directory.checksums, keys)
+        return rebuild(path, directory.meta, "reshard", shards, sources, progress, making=made, stamps=stamps)
     raise AssertionError("a stack of contexts swallows nothing")
 
 
@@ -57,7 +60,7 @@ def files_of(home: Path, meta: Meta) -> list[Path]:
 
 
 @contextlib.contextmanager
-def open_readers(home: Path, meta: Meta) -> Iterator[Sequence[ShardReader]]:
+def open_readers(home: Path, meta: Meta, keys: Keyring | None = None) -> Iterator[Sequence[ShardReader]]:
     """The content of every shard of a set that nobody uses.
 
     Raises:
@@ -69,5 +72,5 @@ def open_readers(home: Path, meta: Meta) -> Iterator[Sequence[ShardReader]]:
         readers = []
         for shard in range(meta.shards):
             held = read_held(home / journal_name(worker_of(shard, meta.workers), meta.workers), shard)
-            readers.append(stack.enter_context(read_shard(home / shard_name(shard), held)))
+            readers.append(stack.enter_context(read_shard(home / shard_name(shard), held, keys)))
         yield readers

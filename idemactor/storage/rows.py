@@ -14,6 +14,7 @@ from idemactor.core.tally import Tally, TallyKey
 from idemactor.errors import StorageError
 from idemactor.storage import schema
 from idemactor.storage.base import Open, RecordQuery, StateFilter, StoredIncident
+from idemactor.storage.sealing import SEALED, Keyring, hide, reveal
 
 Row = tuple[Any, ...]
 
@@ -89,14 +90,14 @@ def entry_of(row: Row, outcome: Outcome | None, delivery: Delivery | None) -> En
     )
 
 
-def loaded_entry_of(row: Row) -> Entry:
+def loaded_entry_of(row: Row, keys: Keyring | None = None) -> Entry:
     """The entry of a row of ``schema.SELECT_BY_HASH`` or ``SELECT_BY_ID``, its outcome included.
 
     Raises:
         StorageError: The row says that there is an outcome and there is none: never a reason to replay an empty one.
-            Or it says so of a delivery.
+            Or it says so of a delivery. Or it is sealed, and cannot be opened.
     """
-    outcome = outcome_of(row[_OUTCOME_AT:])
+    outcome = outcome_of(revealed(row[_OUTCOME_AT:], keys, ("outcome", row[0], *row[2:5])))
     if outcome is None and row[_HAS_OUTCOME] == 1:
         raise StorageError(f"the outcome of entry {row[0]} is missing; `idemactor check` tells how much is damaged")
     return entry_of(row, outcome, _joined_delivery(row))
@@ -174,6 +175,32 @@ def outcome_row(outcome: Outcome | None) -> Row:
     return (outcome.status, json.dumps(outcome.headers), outcome.body, outcome.omitted)
 
 
+def sealed_outcome_row(outcome: Outcome, keys: Keyring | None, entry: Entry) -> Row:
+    """The columns ``schema.OUTCOME_COLUMNS`` of an entry's outcome, sealed where there are keys."""
+    return hidden(outcome_row(outcome), keys, ("outcome", entry.id, *entry.identity))
+
+
+def hidden(row: Row, keys: Keyring | None, about: tuple[str | int, ...]) -> Row:
+    """An outcome's columns, sealed where there are keys; its status stays to be seen."""
+    status, headers, body, omitted = row
+    if keys is None or status is None:
+        return row
+    return (status, SEALED, hide(keys, (headers, body), about), omitted)
+
+
+def revealed(row: Sequence[Any], keys: Keyring | None, about: tuple[str | int, ...]) -> Sequence[Any]:
+    """The reverse of ``hidden``; what is in clear stays so.
+
+    Raises:
+        StorageError: It is sealed, and cannot be opened.
+    """
+    status, headers, body, omitted = row
+    if headers != SEALED:
+        return row
+    headers, body = reveal(keys, body, about)
+    return (status, headers, body, omitted)
+
+
 def outcome_of(row: Sequence[Any]) -> Outcome | None:
     """The outcome of the columns ``schema.OUTCOME_COLUMNS``, None where they are NULL."""
     status, headers, body, omitted = row
@@ -208,27 +235,42 @@ def delivery_of(row: Sequence[Any]) -> Delivery | None:
     return Delivery(seq, order_key, due_at, deliver_until, bool(perhaps_sent), kept)
 
 
-def intent_row(entry_id: int, intent: Intent) -> Row:
-    """The row of ``schema.UPSERT_INTENT``."""
-    return (entry_id, intent.content_type, json.dumps(intent.headers), intent.body)
+def intent_row(entry_id: int, intent: Intent, keys: Keyring | None = None) -> Row:
+    """The row of ``schema.UPSERT_INTENT``, sealed where there are keys."""
+    parts = (intent.content_type, json.dumps(intent.headers), intent.body)
+    return (entry_id, *(parts if keys is None else ("", SEALED, hide(keys, parts, ("intent", entry_id)))))
 
 
-def intent_of(row: Row) -> tuple[int, Intent]:
-    """The entry's id and the intent of a row of ``schema.SELECT_INTENT``."""
+def intent_of(row: Row, keys: Keyring | None = None) -> tuple[int, Intent]:
+    """The entry's id and the intent of a row of ``schema.SELECT_INTENT``.
+
+    Raises:
+        StorageError: It is sealed, and cannot be opened.
+    """
     entry_id, content_type, headers, body = row
+    if headers == SEALED:
+        content_type, headers, body = reveal(keys, body, ("intent", entry_id))
     return entry_id, Intent(content_type, body, _pairs_of(headers))
 
 
-def event_row(event: Event) -> Row:
-    """The row of ``schema.UPSERT_EVENT``."""
+def event_row(event: Event, keys: Keyring | None = None) -> Row:
+    """The row of ``schema.UPSERT_EVENT``, its content sealed where there are keys."""
     content = event.content
-    what = (content.content_type, json.dumps(content.headers), content.body, content.order_key)
-    return (event.seq, *event.identity, event.id, event.operation_id, event.committed_at, *what)
+    what: Row = (content.content_type, json.dumps(content.headers), content.body)
+    if keys is not None:
+        what = ("", SEALED, hide(keys, what, ("event", event.seq, *event.identity)))
+    return (event.seq, *event.identity, event.id, event.operation_id, event.committed_at, *what, content.order_key)
 
 
-def event_of(row: Row) -> Event:
-    """The event of a row of ``schema.SELECT_EVENT``."""
+def event_of(row: Row, keys: Keyring | None = None) -> Event:
+    """The event of a row of ``schema.SELECT_EVENT``.
+
+    Raises:
+        StorageError: It is sealed, and cannot be opened.
+    """
     seq, tenant, namespace, key, event_id, operation_id, committed_at, content_type, headers, body, order_key = row
+    if headers == SEALED:
+        content_type, headers, body = reveal(keys, body, ("event", seq, tenant, namespace, key))
     content = NewEvent(content_type, body, _pairs_of(headers), order_key)
     return Event(seq, Identity(tenant, namespace, key), event_id, operation_id, committed_at, content)
 
@@ -239,15 +281,21 @@ def open_of(row: Row) -> Open:
     return Open(_KINDS[kind], entry_id, tenant, namespace, seq, order_key, _STATES[state], *rest)
 
 
-def incident_row(incident: Incident) -> Row:
-    """The row of ``schema.INSERT_INCIDENT``."""
+def incident_row(incident: Incident, keys: Keyring | None = None) -> Row:
+    """The row of ``schema.INSERT_INCIDENT``, its outcome sealed where there are keys."""
     fields = (incident.operation_id, incident.token, incident.present_token, incident.at)
-    return (*incident.identity, *fields, *outcome_row(incident.outcome))
+    outcome = hidden(outcome_row(incident.outcome), keys, ("incident", incident.token, *incident.identity))
+    return (*incident.identity, *fields, *outcome)
 
 
-def incident_of(row: Row) -> StoredIncident:
-    """The incident of a row of ``schema.SELECT_INCIDENTS``."""
-    incident_id, tenant, namespace, key, operation_id, token, present_token, at, *outcome = row
+def incident_of(row: Row, keys: Keyring | None = None) -> StoredIncident:
+    """The incident of a row of ``schema.SELECT_INCIDENTS``.
+
+    Raises:
+        StorageError: Its outcome is sealed, and cannot be opened.
+    """
+    incident_id, tenant, namespace, key, operation_id, token, present_token, at, *columns = row
+    outcome = revealed(columns, keys, ("incident", token, tenant, namespace, key))
     identity = Identity(tenant, namespace, key)
     incident = Incident(identity, operation_id, token, present_token, at, outcome_of(outcome))
     return StoredIncident(incident_id, incident)

@@ -301,6 +301,12 @@ UPSERT_TALLY: Final = _upsert("tallies", ("tenant", "namespace"), ("tenant", "na
 DELETE_TALLY: Final = "DELETE FROM tallies WHERE tenant = ? AND namespace = ?"
 SELECT_TALLIES: Final = f"SELECT tenant, namespace, {', '.join(TALLY_COLUMNS)} FROM tallies"
 
+# The oldest and the latest of each kind of content: whose key is missing shows at once, as a rule.
+SELECT_SEALED: Final = " UNION ALL ".join(
+    f"SELECT * FROM (SELECT headers, body FROM {table} ORDER BY {key} {order} LIMIT 1)"
+    for table, key in (("outcomes", "id"), ("intents", "id"), ("events", "seq"), ("incidents", "id"))
+    for order in ("ASC", "DESC")
+)
 HAS_DELIVERIES: Final = "SELECT EXISTS (SELECT 1 FROM deliveries)"
 # CROSS JOIN keeps SQLite from going through the records, of which nearly all have no delivery.
 SELECT_OUTBOX: Final = """

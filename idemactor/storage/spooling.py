@@ -14,9 +14,11 @@ from idemactor.core.delivery import Event
 from idemactor.core.record import Incident
 from idemactor.errors import StorageError
 from idemactor.storage.check_sql import TWINS
+from idemactor.storage.checksums import checked_vfs
 from idemactor.storage.lines import BadLine, End, Head, Item, read_lines, tokens_of
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import Whole
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.writing import ROWS_PER_TRANSACTION, ShardBuilder, Start
 
 
@@ -136,8 +138,8 @@ class _Reader:
         self._wholes, self._events, self._incidents = [], [], []
 
 
-def read_spool(path: Path, file: BinaryIO, progress: Progress) -> Spool:
-    """Bring an export into a shard's file of its own.
+def read_spool(path: Path, file: BinaryIO, progress: Progress, keys: Keyring | None = None) -> Spool:
+    """Bring an export into a shard's file of its own; with ``keys``, what callers stored is sealed in it, too.
 
     Raises:
         BadLine: The export cannot be read.
@@ -145,7 +147,7 @@ def read_spool(path: Path, file: BinaryIO, progress: Progress) -> Spool:
         apsw.Error: The spool cannot be written.
         OSError: The export cannot be read, or the spool not be written.
     """
-    builder = ShardBuilder(path, Start(0, 1, 0, 0, 0, 0))
+    builder = ShardBuilder(path, Start(0, 1, 0, 0, 0, 0), keys)
     try:
         reader = _Reader(builder)
         reader.take(file, progress)
@@ -164,7 +166,7 @@ def read_spool(path: Path, file: BinaryIO, progress: Progress) -> Spool:
 @contextlib.contextmanager
 def changing(path: Path) -> Iterator[apsw.Connection]:
     """A connection that may write to a spool."""
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
     try:
         yield connection
     finally:

@@ -7,6 +7,7 @@ than once and happen seldom, always go to a thread under ``auto``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -20,10 +21,14 @@ from idemactor.core.record import Entry
 from idemactor.storage import sqlite_reads
 from idemactor.storage.base import Batch, CommitResult, Open, Opened, RecordQuery, StoredIncident
 from idemactor.storage.pace import Pace, Threads
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.sqlite_wal import Durability
 
 T = TypeVar("T")
+
+LOOK_S: Final = 1.0
+"""How long a file that is in use and not written may be gone before that is noticed, seconds."""
 
 THREADS_PER_SHARD: Final = 1
 """A shard does one thing at a time. A limiter of its own keeps it from waiting behind other users of threads."""
@@ -40,6 +45,7 @@ class SqliteEngine:
         create: Make the file where there is none. Off, a missing file is an error: ``DataDirectory`` makes them.
         threads: See ``Threads``.
         vfs: The name of an apsw VFS, for tests that lose what was not synced.
+        keys: What callers stored is sealed with them; None: it is kept as it is.
 
     Attributes:
         last_commit_s: How long the latest batch took to write, seconds, without the hop to a thread.
@@ -56,10 +62,14 @@ class SqliteEngine:
         create: bool = False,
         threads: Threads = "auto",
         vfs: str | None = None,
+        keys: Keyring | None = None,
     ) -> None:
         self.last_commit_s = 0.0
         self.last_sync_s = 0.0
-        self._file = ShardFile(Place(path, shard, shards, create, durability, vfs))
+        self._file = ShardFile(Place(path, shard, shards, create, durability, vfs, keys))
+        self._keys = keys
+        self._forgets = False
+        self._look_at = -math.inf
         self._threads = threads
         self._limiter = trio.CapacityLimiter(THREADS_PER_SHARD)
         self._writes = Pace()
@@ -97,15 +107,16 @@ class SqliteEngine:
     async def load(self, identities: Sequence[Identity]) -> dict[Identity, Entry]:
         """The entries of those identities that have one."""
         if self._in_thread(self._reads.slow):
-            return await self._read(lambda: self._file.read(sqlite_reads.load, identities))
+            return await self._read(lambda: self._file.read(sqlite_reads.load, identities, self._keys))
         started = perf_counter()
-        found = self._file.read(sqlite_reads.load, identities)
+        found = self._file.read(sqlite_reads.load, identities, self._keys)
         self._reads.observe(perf_counter() - started)
         return found
 
     async def commit(self, batch: Batch) -> CommitResult:
         """Write a batch as one transaction."""
         result = await self._run(lambda: self._file.write(batch), thread=self._writes.slow)
+        self._forgets = self._forgets or batch.forgets
         self.last_commit_s, self.last_sync_s = self._file.commit_s, self._file.sync_s
         self._writes.observe(self.last_commit_s)
         return result
@@ -116,8 +127,17 @@ class SqliteEngine:
 
     async def maintain(self) -> None:
         """Housekeeping that no answer needs to wait for: call it after the answers of a batch have left."""
+        if trio.current_time() >= self._look_at:
+            self._look_at = trio.current_time() + LOOK_S
+            self._file.look()
+        if self._forgets:
+            self._forgets = not await self.wipe()
         if self._file.wants_maintenance:
             await self._run(self._file.maintain, thread=True)
+
+    async def wipe(self) -> bool:
+        """Leave nothing in the WAL; what is free in the file is overwritten when it becomes free."""
+        return await self._run(self._file.empty_wal, thread=True)
 
     async def alarms(self, limit: int) -> list[tuple[int, Identity]]:
         """The earliest ``limit`` alarms, (alarm_at, identity) in order of time."""
@@ -130,12 +150,12 @@ class SqliteEngine:
     async def list_incidents(self, tenant: str, namespace: str, after_id: int, limit: int) -> list[StoredIncident]:
         """Incidents with an id above ``after_id``, in order of id."""
         return await self._read(
-            lambda: self._file.read(sqlite_reads.list_incidents, tenant, namespace, after_id, limit)
+            lambda: self._file.read(sqlite_reads.list_incidents, tenant, namespace, after_id, limit, self._keys)
         )
 
     async def find_incident(self, incident_id: int) -> StoredIncident | None:
         """The incident of that id, if it is still there."""
-        return await self._read(lambda: self._file.read(sqlite_reads.find_incident, incident_id))
+        return await self._read(lambda: self._file.read(sqlite_reads.find_incident, incident_id, self._keys))
 
     async def last_seq(self) -> int:
         """The highest ``seq`` of what is in the outbox and has not ended; 0 where there is nothing."""
@@ -147,15 +167,15 @@ class SqliteEngine:
 
     async def load_ids(self, ids: Sequence[int]) -> dict[int, Entry]:
         """The entries of those ids that are there."""
-        return await self._read(lambda: self._file.read(sqlite_reads.load_ids, ids))
+        return await self._read(lambda: self._file.read(sqlite_reads.load_ids, ids, self._keys))
 
     async def load_intents(self, ids: Sequence[int]) -> dict[int, Intent]:
         """The intents of those entries that have one."""
-        return await self._read(lambda: self._file.read(sqlite_reads.load_intents, ids))
+        return await self._read(lambda: self._file.read(sqlite_reads.load_intents, ids, self._keys))
 
     async def load_events(self, seqs: Sequence[int]) -> dict[int, Event]:
         """Those events that are there."""
-        return await self._read(lambda: self._file.read(sqlite_reads.load_events, seqs))
+        return await self._read(lambda: self._file.read(sqlite_reads.load_events, seqs, self._keys))
 
     async def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
         """Whose dispatched operation this is: of a record, or of a tombstone that says how it ended."""

@@ -11,6 +11,7 @@ import apsw
 
 from idemactor.errors import StorageError
 from idemactor.storage import schema
+from idemactor.storage.checksums import checked_vfs, make_room
 
 PAGE_BYTES: Final = 4096
 """One page of a file is one page of the kernel's cache and one block of the usual file systems."""
@@ -35,17 +36,18 @@ class Kind:
 SHARD: Final = Kind("a shard's file", schema.APPLICATION_ID, schema.FORMAT, schema.DDL, schema.FORMAT_OLDEST)
 
 
-def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0) -> None:
+def create_file(path: Path, shard: int, shards: int, journal_seq: int = 0, *, checksums: bool = True) -> None:
     """Make an empty shard at ``path``, see ``create``; its journal's numbers begin behind ``journal_seq``."""
-    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards, journal_seq))
+    create(path, SHARD, schema.INSERT_META, (schema.FORMAT, shard, shards, journal_seq), checksums=checksums)
 
 
-def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] = ()) -> None:
+def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] = (), *, checksums: bool = True) -> None:
     """Make a file with its tables and ``first`` done: whole and on disk under its name, or not there at all.
 
     Raises:
         apsw.Error: SQLite could not write it.
         OSError: It could not be put in its place.
+        StorageError: See ``checked_vfs``.
     """
     scratch = path.with_name(path.name + ".new")
     for suffix in _SIDE_SUFFIXES:
@@ -53,8 +55,10 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
         path.with_name(path.name + suffix).unlink(missing_ok=True)
         scratch.with_name(scratch.name + suffix).unlink(missing_ok=True)
     scratch.unlink(missing_ok=True)
-    connection = apsw.Connection(str(scratch))
+    connection = apsw.Connection(str(scratch), vfs=checked_vfs())
     try:
+        if checksums:
+            make_room(connection)
         connection.pragma("page_size", PAGE_BYTES)
         connection.pragma("synchronous", "FULL")
         with connection:
@@ -124,7 +128,7 @@ def holds_nothing(path: Path) -> bool:
         apsw.Error: It cannot be read.
         StorageError: It is not ours, or of a newer release.
     """
-    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
     try:
         check_version(connection, str(path))
         return bool(connection.execute(schema.SELECT_HOLDS_NOTHING).get)

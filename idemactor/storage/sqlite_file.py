@@ -11,6 +11,7 @@ from idemactor.core.tally import Tally
 from idemactor.errors import StorageError
 from idemactor.storage import schema, sqlite_writes
 from idemactor.storage.base import Batch, CommitResult, Opened
+from idemactor.storage.sealing import Keyring, check_keys
 from idemactor.storage.sqlite_create import check_version, create_file, upgrade
 from idemactor.storage.sqlite_wal import Durability, WalFile, missing
 
@@ -25,7 +26,9 @@ class Place:
         shards: The number of shards it must say there are.
         create: Make it where there is nothing. Off: a missing file is an error, never an empty shard.
         durability: ``full`` survives a power loss, ``process`` a kill.
-        vfs: The name of an apsw VFS, None for the system's own.
+        vfs: The name of an apsw VFS, None for the one with checksums.
+        keys: What callers stored is sealed with them.
+        as_is: Whether it may hold what ``keys`` cannot open: it is only copied.
     """
 
     path: Path
@@ -34,6 +37,8 @@ class Place:
     create: bool = False
     durability: Durability = "full"
     vfs: str | None = None
+    keys: Keyring | None = None
+    as_is: bool = False
 
 
 class ShardFile(WalFile[Opened]):
@@ -51,7 +56,7 @@ class ShardFile(WalFile[Opened]):
 
         def work(connection: apsw.Connection) -> None:
             nonlocal delivers
-            delivers = sqlite_writes.apply(connection, batch, self._last_token, delivers)
+            delivers = sqlite_writes.apply(connection, batch, self._last_token, delivers, self._place.keys)
 
         result = self.transact(work)
         if result is CommitResult.OK:
@@ -86,6 +91,11 @@ class ShardFile(WalFile[Opened]):
         super()._settle(connection, recovering)
         # Only now: what is appended to a WAL that never reached the disk is lost with it.
         upgrade(connection)
+        for headers, body in () if self._place.as_is else connection.execute(schema.SELECT_SEALED):
+            try:
+                check_keys(self._place.keys, headers, body)
+            except StorageError as error:
+                raise StorageError(f"{self._name}: {error}") from None
         self._delivers = bool(connection.execute(schema.HAS_DELIVERIES).get)
 
     def _touch(self, connection: apsw.Connection) -> None:

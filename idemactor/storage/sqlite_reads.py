@@ -12,9 +12,12 @@ from idemactor.core.record import Entry
 from idemactor.errors import StorageError
 from idemactor.storage import rows, schema
 from idemactor.storage.base import Open, RecordQuery, StoredIncident
+from idemactor.storage.sealing import Keyring
 
 
-def load(connection: apsw.Connection, identities: Sequence[Identity]) -> dict[Identity, Entry]:
+def load(
+    connection: apsw.Connection, identities: Sequence[Identity], keys: Keyring | None = None
+) -> dict[Identity, Entry]:
     """The entries of those identities that have one.
 
     Raises:
@@ -25,7 +28,7 @@ def load(connection: apsw.Connection, identities: Sequence[Identity]) -> dict[Id
     # Two identities may share a hash; asked once, answered for both.
     asked = [(value,) for value in set(hashes.values())]
     for row in connection.executemany(schema.SELECT_BY_HASH, asked):
-        entry = rows.loaded_entry_of(row)
+        entry = rows.loaded_entry_of(row, keys)
         if entry.identity not in hashes:
             continue
         if entry.identity in found:
@@ -46,17 +49,22 @@ def list_records(connection: apsw.Connection, query: RecordQuery, after_id: int,
 
 
 def list_incidents(
-    connection: apsw.Connection, tenant: str, namespace: str, after_id: int, limit: int
+    connection: apsw.Connection,
+    tenant: str,
+    namespace: str,
+    after_id: int,
+    limit: int,
+    keys: Keyring | None = None,
 ) -> list[StoredIncident]:
     """One page of incidents, in order of id."""
     bindings = (tenant, namespace, after_id, limit)
-    return [rows.incident_of(row) for row in connection.execute(schema.SELECT_INCIDENTS, bindings)]
+    return [rows.incident_of(row, keys) for row in connection.execute(schema.SELECT_INCIDENTS, bindings)]
 
 
-def find_incident(connection: apsw.Connection, incident_id: int) -> StoredIncident | None:
+def find_incident(connection: apsw.Connection, incident_id: int, keys: Keyring | None = None) -> StoredIncident | None:
     """One incident by id."""
     row = connection.execute(schema.SELECT_INCIDENT, (incident_id,)).fetchone()
-    return None if row is None else rows.incident_of(row)
+    return None if row is None else rows.incident_of(row, keys)
 
 
 def oldest_pending_at(connection: apsw.Connection) -> int | None:
@@ -76,22 +84,22 @@ def outbox(connection: apsw.Connection, after_seq: int, limit: int) -> list[Open
     return [rows.open_of(row) for row in connection.execute(schema.SELECT_OUTBOX, (after_seq, limit))]
 
 
-def load_ids(connection: apsw.Connection, ids: Sequence[int]) -> dict[int, Entry]:
+def load_ids(connection: apsw.Connection, ids: Sequence[int], keys: Keyring | None = None) -> dict[int, Entry]:
     """The entries of those ids that are there."""
     asked = [(entry_id,) for entry_id in ids]
-    return {row[0]: rows.loaded_entry_of(row) for row in connection.executemany(schema.SELECT_BY_ID, asked)}
+    return {row[0]: rows.loaded_entry_of(row, keys) for row in connection.executemany(schema.SELECT_BY_ID, asked)}
 
 
-def load_intents(connection: apsw.Connection, ids: Sequence[int]) -> dict[int, Intent]:
+def load_intents(connection: apsw.Connection, ids: Sequence[int], keys: Keyring | None = None) -> dict[int, Intent]:
     """The intents of those entries that have one."""
     asked = [(entry_id,) for entry_id in ids]
-    return dict(rows.intent_of(row) for row in connection.executemany(schema.SELECT_INTENT, asked))
+    return dict(rows.intent_of(row, keys) for row in connection.executemany(schema.SELECT_INTENT, asked))
 
 
-def load_events(connection: apsw.Connection, seqs: Sequence[int]) -> dict[int, Event]:
+def load_events(connection: apsw.Connection, seqs: Sequence[int], keys: Keyring | None = None) -> dict[int, Event]:
     """Those events that are there."""
     asked = [(seq,) for seq in seqs]
-    return {row[0]: rows.event_of(row) for row in connection.executemany(schema.SELECT_EVENT, asked)}
+    return {row[0]: rows.event_of(row, keys) for row in connection.executemany(schema.SELECT_EVENT, asked)}
 
 
 def find_operation(connection: apsw.Connection, tenant: str, namespace: str, operation_id: str) -> Identity | None:

@@ -18,6 +18,10 @@ How durability is reached, and why it holds:
   into the file with a checkpoint(TRUNCATE), which syncs the file before it lets go of the WAL.
 - A VACUUM is not needed: pages reach the file through checkpoints alone, and a checkpoint whose sync failed does not
   count as done, so that the WAL still holds every page whose copy may be missing, and all are copied again.
+
+What the disk changed on its own is found by the checksums of pages (``checksums.py``), where they are read, and of the
+WAL (``wal_frames.py``), where it is opened. After that the whole file has to be read without an error before it is used
+again: a damaged page may be one that says where others are.
 """
 
 from __future__ import annotations
@@ -35,7 +39,9 @@ import apsw
 
 from idemactor.errors import DAMAGED, StorageError
 from idemactor.storage.base import CommitResult
+from idemactor.storage.checksums import checked_vfs, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
+from idemactor.storage.wal_frames import HEADER_BYTES, damage_behind
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -93,6 +99,10 @@ class WalFile(ABC, Generic[S]):
         self._inode: tuple[int, int] | None = None
         self._wal_inode: tuple[int, int] | None = None
         self._checkpoint_at = CHECKPOINT_PAGES
+        # Whether something that was read is not what was written; and what was found in which state of the file.
+        self._suspect = False
+        self._wal_end: int | None = None
+        self._found: tuple[tuple[int, ...], str] | None = None
         # What SQLite answers through a pointer; made once, since a commit asks every time.
         self._has_moved = ctypes.c_int(0)
         self._has_moved_at = ctypes.addressof(self._has_moved)
@@ -130,9 +140,10 @@ class WalFile(ABC, Generic[S]):
         try:
             state = self._open(recovering)
         except (apsw.Error, OSError) as error:
-            self.last_error = error
+            self._note(error)
             self.close(tidy=False)
-            raise StorageError(f"{self._name} cannot be opened: {error}") from error
+            said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be opened: {error}"
+            raise StorageError(said) from error
         except BaseException:
             self.close(tidy=False)
             raise
@@ -141,7 +152,8 @@ class WalFile(ABC, Generic[S]):
 
     def _open(self, recovering: bool) -> S:
         self._find_file()
-        connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs)
+        vfs = self._vfs or checked_vfs()
+        connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
         self._connection = connection
         # Closing must only ever close: a checkpoint there would write to a file that has just proved to be unwell.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -149,6 +161,7 @@ class WalFile(ABC, Generic[S]):
         connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
         connection.set_busy_timeout(BUSY_MS)
         self._greet(connection)
+        self._look_for_damage(connection)
         self._set_up(connection)
         state = self._read_state(connection)
         self._settle(connection, recovering)
@@ -168,6 +181,31 @@ class WalFile(ABC, Generic[S]):
             # What was acknowledged and not copied yet went with it. The file alone would look whole.
             raise StorageError(f"{self._name}-wal was deleted or replaced while in use; put both back from a backup")
 
+    def _look_for_damage(self, connection: apsw.Connection) -> None:
+        """Refuse a WAL that was longer once, and a file that gave something damaged and still does."""
+        # As many as it takes for whole, now that something was read; below 0 where that cannot be said.
+        frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
+        self._wal_end = HEADER_BYTES + frames * FRAME_BYTES if frames >= 0 else None
+        # Where commits do not sync, a power loss may have torn any of many transactions.
+        looks = self._durability == "full" and frames >= 0
+        if looks and (torn := damage_behind(Path(self._name + "-wal"), frames)):
+            raise StorageError(damaged(self._name, torn))
+        if not self._suspect:
+            return
+        status = os.stat(self._name)
+        state = (status.st_ino, status.st_size, status.st_mtime_ns)
+        if self._found is None or self._found[0] != state:
+            found = _first_fault(connection)
+            self._found = None if found is None else (state, found)
+        if self._found is not None:
+            raise StorageError(damaged(self._name, self._found[1]))
+        self._suspect = False
+
+    def _note(self, error: Exception) -> None:
+        """What failed is for the logs; what was damaged makes the file suspect."""
+        self.last_error = error
+        self._suspect = self._suspect or is_damage(error)
+
     def _set_up(self, connection: apsw.Connection) -> None:
         # No memory map: a read error would be a signal that kills the process instead of an error for one shard.
         settings = {
@@ -178,6 +216,9 @@ class WalFile(ABC, Generic[S]):
             "mmap_size": 0,
             "temp_store": "MEMORY",
             "journal_size_limit": WAL_BYTES_KEPT,
+            # What is removed is overwritten in the transaction that removes it, free pages included. Of the hot path it
+            # costs nothing that could be measured: the pages are written anyway, or free for a moment only.
+            "secure_delete": "ON",
             "trusted_schema": "OFF",
         }
         for name, value in settings.items():
@@ -195,10 +236,21 @@ class WalFile(ABC, Generic[S]):
             # as it is; but what a failed COMMIT left behind that end, complete by now, has to be written over before
             # a power loss makes somebody find it there.
             recovering = True
+        except apsw.FullError as error:
+            # What is there can be read: it is in the WAL, and that is durable.
+            self._note(error)
         self.wal_pages = 0
         self._checkpoint_at = CHECKPOINT_PAGES
         if recovering:
+            self._prove_writable(connection)
+
+    def _prove_writable(self, connection: apsw.Connection) -> None:
+        """A disk that refuses writes is found out now; one that is full serves readers, and refuses each writer."""
+        try:
             self._touch(connection)
+        except apsw.FullError as error:
+            self._note(error)
+            _roll_back(connection)
 
     def _rewrite_wal(self) -> None:
         name = self._name + "-wal"
@@ -210,6 +262,10 @@ class WalFile(ABC, Generic[S]):
         wal = apsw.VFSFile(self._vfs or "", name, flags)
         try:
             size = wal.xFileSize()
+            if self._wal_end is not None and size > self._wal_end:
+                # What a failed COMMIT left there, or an earlier run, must not be taken for what followed a commit.
+                size = self._wal_end
+                wal.xTruncate(size)
             for offset in range(0, size, _REWRITE_BYTES):
                 wal.xWrite(wal.xRead(min(_REWRITE_BYTES, size - offset), offset), offset)
             wal.xSync(apsw.SQLITE_SYNC_NORMAL)
@@ -266,14 +322,14 @@ class WalFile(ABC, Generic[S]):
             connection.execute("BEGIN IMMEDIATE")
             work(connection)
         except Exception as error:
-            self.last_error = error
+            self._note(error)
             _roll_back(connection)
             return CommitResult.FAILED
         started = perf_counter()
         try:
             connection.execute("COMMIT")
         except Exception as error:
-            self.last_error = error
+            self._note(error)
             _roll_back(connection)
             return CommitResult.UNKNOWN
         finally:
@@ -296,16 +352,44 @@ class WalFile(ABC, Generic[S]):
             # Another process copies it just now.
             pages, copied = self.wal_pages, 0
         except apsw.Error as error:
-            self.last_error = error
+            self._note(error)
             return
         self.broken = False
         self.wal_pages = pages - copied
         # A reader that holds on to an old state would otherwise make every commit try again.
         self._checkpoint_at = CHECKPOINT_PAGES + (pages if pages > copied else 0)
 
+    def empty_wal(self) -> bool:
+        """Copy the WAL into the file and cut it to nothing; whether that was possible."""
+        if self.broken or self._connection is None:
+            return False
+        self.broken = True
+        try:
+            self._connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+        except apsw.BusyError:
+            # Another program reads what was there before.
+            self.broken = False
+            return False
+        except apsw.Error as error:
+            self._note(error)
+            return False
+        self.broken = False
+        self.wal_pages = 0
+        self._checkpoint_at = CHECKPOINT_PAGES
+        return True
+
     def _note_wal(self, _connection: apsw.Connection, _schema: str, pages: int) -> int:
         self.wal_pages = pages
         return apsw.SQLITE_OK
+
+    def look(self) -> None:
+        """Notice that the file or its WAL was deleted or replaced, without waiting for the next write."""
+        try:
+            if not self.broken and self._moved():
+                raise _MovedError(f"{self._name} or its WAL was deleted or replaced while in use")
+        except (_MovedError, apsw.Error, OSError) as error:
+            self._note(error)
+            self.broken = True
 
     def _moved(self) -> bool:
         """Whether file or WAL were deleted or replaced: what is written to them then is gone with the process."""
@@ -325,14 +409,34 @@ class WalFile(ABC, Generic[S]):
             raise StorageError(f"{self._name} is not open: {self.last_error or 'it was closed'}")
         try:
             return query(self._connection, *args, **kwargs)
-        except apsw.Error as error:
-            self.last_error = error
+        except (apsw.Error, StorageError) as error:
+            self._note(error)
             self.broken = True
-            raise StorageError(f"{self._name} cannot be read: {error}") from error
+            if isinstance(error, StorageError):
+                raise
+            said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be read: {error}"
+            raise StorageError(said) from error
         except DAMAGED as error:
             # The file as such is whole, as far as SQLite knows: what else stands in it is good.
             detail = "holds a row that cannot be read; `idemactor check` tells how much is damaged"
             raise StorageError(f"{self._name} {detail} ({error})") from error
+
+
+def damaged(name: str, what: str) -> str:
+    """What is said of a file that is not as it was written."""
+    return (
+        f"{name} is damaged: {what}; stop the server, see how much of it with `idemactor check`, and put the data"
+        " directory back from a backup (was another program writing to it? none may)"
+    )
+
+
+def _first_fault(connection: apsw.Connection) -> str | None:
+    """What reading the whole file brings up first; None: nothing."""
+    try:
+        found = connection.execute("PRAGMA quick_check(1)").get
+    except apsw.Error as error:
+        return str(error)
+    return None if found == "ok" else str(found)
 
 
 def missing(name: str) -> StorageError:

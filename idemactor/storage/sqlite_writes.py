@@ -9,11 +9,14 @@ import apsw
 from idemactor.core.tally import Tally
 from idemactor.storage import rows, schema
 from idemactor.storage.base import Batch
+from idemactor.storage.sealing import Keyring
 
 _NOTHING: Final = Tally()
 
 
-def apply(connection: apsw.Connection, batch: Batch, last_token: int, delivers: bool) -> bool:
+def apply(
+    connection: apsw.Connection, batch: Batch, last_token: int, delivers: bool, keys: Keyring | None = None
+) -> bool:
     """Write a batch within the transaction that is open, one statement a table.
 
     Deletions come first: a key may be gone and back again under another id, or dispatched anew under its old one.
@@ -21,6 +24,7 @@ def apply(connection: apsw.Connection, batch: Batch, last_token: int, delivers: 
     Args:
         last_token: The highest token on disk: no entry with an id above it can be there.
         delivers: Whether the file may hold deliveries; off, none are looked for.
+        keys: What callers stored is sealed with them.
 
     Returns:
         Whether the file may hold deliveries from now on.
@@ -35,12 +39,12 @@ def apply(connection: apsw.Connection, batch: Batch, last_token: int, delivers: 
     if batch.undelivered:
         _undeliver(connection, [(entry_id,) for entry_id in batch.undelivered])
     if batch.puts:
-        delivers = _put(connection, batch, last_token) or delivers
+        delivers = _put(connection, batch, last_token, keys) or delivers
     if batch.intents:
-        many(schema.UPSERT_INTENT, [rows.intent_row(*each) for each in batch.intents.items()])
-    _announce(connection, batch)
+        many(schema.UPSERT_INTENT, [rows.intent_row(*each, keys) for each in batch.intents.items()])
+    _announce(connection, batch, keys)
     if batch.incidents:
-        many(schema.INSERT_INCIDENT, [rows.incident_row(incident) for incident in batch.incidents])
+        many(schema.INSERT_INCIDENT, [rows.incident_row(incident, keys) for incident in batch.incidents])
     # After the new ones: what is acknowledged does not come back for its token.
     if batch.acknowledged:
         many(schema.DELETE_INCIDENT, [(incident_id,) for incident_id in batch.acknowledged])
@@ -53,9 +57,9 @@ def apply(connection: apsw.Connection, batch: Batch, last_token: int, delivers: 
     return delivers or bool(batch.intents)
 
 
-def _announce(connection: apsw.Connection, batch: Batch) -> None:
+def _announce(connection: apsw.Connection, batch: Batch, keys: Keyring | None) -> None:
     if batch.events:
-        connection.executemany(schema.UPSERT_EVENT, [rows.event_row(event) for event in batch.events])
+        connection.executemany(schema.UPSERT_EVENT, [rows.event_row(event, keys) for event in batch.events])
     # After the new ones, as with incidents.
     if batch.acked:
         connection.executemany(schema.DELETE_EVENT, [(seq,) for seq in batch.acked])
@@ -66,7 +70,7 @@ def _undeliver(connection: apsw.Connection, ids: list[tuple[int]]) -> None:
     connection.executemany(schema.DELETE_INTENT, ids)
 
 
-def _put(connection: apsw.Connection, batch: Batch, last_token: int) -> bool:
+def _put(connection: apsw.Connection, batch: Batch, last_token: int, keys: Keyring | None) -> bool:
     """Returns whether one of the entries has a delivery."""
     connection.executemany(schema.UPSERT_ENTRY, [rows.entry_row(entry) for entry in batch.puts])
     with_outcome = []
@@ -75,7 +79,7 @@ def _put(connection: apsw.Connection, batch: Batch, last_token: int) -> bool:
     for entry in batch.puts:
         record = entry.record
         if record is not None and record.outcome is not None:
-            with_outcome.append((entry.id, *rows.outcome_row(record.outcome)))
+            with_outcome.append((entry.id, *rows.sealed_outcome_row(record.outcome, keys, entry)))
         elif entry.id <= last_token:
             without.append((entry.id,))
         if record is not None and record.delivery is not None:

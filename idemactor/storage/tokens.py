@@ -23,6 +23,7 @@ import apsw
 
 from idemactor.core.limits import TOKEN_MAX
 from idemactor.errors import StorageError
+from idemactor.storage.checksums import checked_vfs
 from idemactor.storage.sqlite_create import check_version
 
 TOKENS_BEFORE_COPIES: Final = 2**52
@@ -55,7 +56,7 @@ def leap(files: Iterable[Path], token: int, latest_ms: int = 0) -> None:
         apsw.Error: One of them cannot be written.
     """
     for path in files:
-        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+        connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
         try:
             check_version(connection, str(path))
             connection.pragma("synchronous", "FULL")

@@ -16,7 +16,9 @@ from idemactor.core.record import Incident
 from idemactor.errors import StorageError
 from idemactor.storage import check_sql, sqlite_writes
 from idemactor.storage.base import Batch
+from idemactor.storage.checksums import checked_vfs
 from idemactor.storage.reading import Whole
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import create_file, sync_directory
 
 T = TypeVar("T")
@@ -41,6 +43,7 @@ class Start:
         latest_ms: The latest time that counts as seen.
         journal_seq: Its journal's numbers begin behind this one.
         last_incident_id: Ids of incidents begin behind this one.
+        checksums: Whether its pages have some.
     """
 
     shard: int
@@ -49,22 +52,24 @@ class Start:
     latest_ms: int
     journal_seq: int
     last_incident_id: int
+    checksums: bool = True
 
 
 class ShardBuilder:
-    """A new shard's file; ``finish`` gives it its name.
+    """A new shard's file; ``finish`` gives it its name. What callers stored is sealed with ``keys``.
 
     Raises:
         apsw.Error: It cannot be written.
         OSError: It cannot be written.
     """
 
-    def __init__(self, path: Path, start: Start) -> None:
+    def __init__(self, path: Path, start: Start, keys: Keyring | None = None) -> None:
         self._path = path
+        self._keys = keys
         self._start = start
         self._scratch = path.with_name(path.name + ".part")
-        create_file(self._scratch, start.shard, start.shards, start.journal_seq)
-        self._connection = apsw.Connection(str(self._scratch), flags=apsw.SQLITE_OPEN_READWRITE)
+        create_file(self._scratch, start.shard, start.shards, start.journal_seq, checksums=start.checksums)
+        self._connection = apsw.Connection(str(self._scratch), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
         # A file without its name is thrown away after a power loss: what counts is the sync at the end.
         self._connection.pragma("synchronous", "OFF")
         self._connection.execute(_NEXT_INCIDENT, (start.last_incident_id,))
@@ -107,7 +112,7 @@ class ShardBuilder:
     def _write(self, batch: Batch) -> None:
         with self._connection:
             # Of a new file no row has an id that was there before.
-            sqlite_writes.apply(self._connection, batch, 0, delivers=False)
+            sqlite_writes.apply(self._connection, batch, 0, delivers=False, keys=self._keys)
 
 
 def seal(connection: apsw.Connection, path: Path) -> None:

@@ -21,8 +21,9 @@ from typing import Final, NoReturn
 
 from idemactor.config import ServerConfig
 from idemactor.config.reload import TokenReloader
-from idemactor.node import ready_line
+from idemactor.node import audit_of, note_reload, open_directory, ready_line
 from idemactor.observability import logs
+from idemactor.observability.audit import Audit
 from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.stop import SIGNALS, STOP_SIGNALS, Terminal, ignore_from_now_on
 from idemactor.shard.backoff import Backoff
@@ -89,11 +90,11 @@ def supervise(
         StartError: The directory or an address cannot be used; what only a child found out, it has said itself.
     """
     logs.configure(config.log.level)
-    workers, server = config.server.workers, config.server
+    workers = config.server.workers
     terminal = Terminal()
     # The signals first: one that comes while the directory is made, or is waited for, is heard afterwards.
-    with _signals() as signals, DataDirectory.open(server.data_dir, server.shards, workers=workers) as directory:
-        supervisor = _Supervisor(signals, TokenReloader(config, load), terminal, manager)
+    with _signals() as signals, open_directory(config, workers) as directory:
+        supervisor = _Supervisor(signals, TokenReloader(config, load), audit_of(config), terminal, manager)
         try:
             epoch = supervisor.prepare(config, directory)
             directory.reread()
@@ -176,6 +177,7 @@ class _Supervisor:
     Args:
         signals: See ``_signals``.
         reloader: Reads the tokens anew.
+        audit: Where that is written down.
         terminal: Where the server was started.
         manager: Is told how it goes.
 
@@ -184,10 +186,16 @@ class _Supervisor:
     """
 
     def __init__(
-        self, signals: int, reloader: TokenReloader, terminal: Terminal, manager: ServiceManager = NOBODY
+        self,
+        signals: int,
+        reloader: TokenReloader,
+        audit: Audit,
+        terminal: Terminal,
+        manager: ServiceManager = NOBODY,
     ) -> None:
         self._signals = signals
         self._reloader = reloader
+        self._audit = audit
         self._terminal = terminal
         self._manager = manager
         self._looked_ms = 0
@@ -378,6 +386,7 @@ class _Supervisor:
     def _reload(self) -> None:
         """Read the tokens anew, and tell all workers; one that is being started finds them by itself."""
         tokens = self._reloader.tokens()
+        note_reload(self._audit, tokens)
         if tokens is not None:
             self.bulletin.post(tokens)
             for worker in self._workers:

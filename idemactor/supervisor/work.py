@@ -21,6 +21,7 @@ from idemactor.node import (
     check_settings,
     connections_max,
     first_ms,
+    keyring_of,
     make_context,
     make_office,
     make_proxy,
@@ -100,8 +101,10 @@ def prepare(config: ServerConfig, directory: DataDirectory, tell: Callable[[byte
 
 
 async def _prepare(config: ServerConfig, directory: DataDirectory) -> Epoch:
-    await settle_journals(directory, config.server.durability.value, config.server.workers)
-    async with open_engines(directory, config.server.durability.value) as engines:
+    durability: Durability = config.server.durability.value
+    keys = keyring_of(config)
+    await settle_journals(directory, durability, config.server.workers, keys)
+    async with open_engines(directory, durability, keys=keys) as engines:
         epoch = Epoch(first_ms(config, [opened for _, opened in engines]), boottime_s())
         await check_settings(config, engines, epoch.start_ms)
     return epoch
@@ -153,9 +156,10 @@ async def _work_until(
     told: Told, given: Inheritance, worker: int, mine: Sequence[int], tell: Callable[[bytes], None]
 ) -> None:
     durability: Durability = given.config.server.durability.value
+    keys = keyring_of(given.config)
     async with (
         telemetry_of(given.config, worker) as telemetry,
-        open_engines(given.directory, durability, mine) as engines,
+        open_engines(given.directory, durability, mine, keys) as engines,
     ):
         metrics, census = Metrics(), SharedCensus()
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))

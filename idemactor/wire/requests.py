@@ -72,6 +72,7 @@ class Scope:
         operator: Whether the caller may do what operators may.
         resolver: Finds the keys of requests by their sources; None: there are no sources.
         watch: Looks on; None, as a rule: nobody does, and nothing is kept for anybody.
+        who: The name of the caller's token, for the audit log.
     """
 
     tenant: str
@@ -80,6 +81,7 @@ class Scope:
     operator: bool
     resolver: Resolver | None = field(default=None, compare=False, repr=False)
     watch: Watch | None = field(default=None, compare=False, repr=False)
+    who: str = field(default="", compare=False)
 
 
 class Members:

@@ -628,7 +628,7 @@ def test_an_address_or_a_certificate_that_is_none(
 
 # ----------------------------------------------------------------------------------------------------------- help pages
 
-TOOLS = ("backup", "restore", "reshard", "export", "import")
+TOOLS = ("backup", "restore", "reshard", "reencrypt", "export", "import")
 ASKING = [name for name in main_module._COMMANDS if name not in ("serve", "check", "key", "outbox", *TOOLS)]
 
 

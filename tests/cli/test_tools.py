@@ -21,7 +21,7 @@ from idemactor.storage import backups, exporting, importing, resharding
 from idemactor.storage.directory import DataDirectory
 from tests.cli.fake_client import invoke
 
-TOOLS = ("backup", "restore", "reshard", "export", "import")
+TOOLS = ("backup", "restore", "reshard", "reencrypt", "export", "import")
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ CALLS: dict[str, tuple[Any, str, list[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", TOOLS)
+@pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [

@@ -85,6 +85,9 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
         path = file.with_name(name)
         path.write_text("PEM")
         text = text.replace(name, str(path))
+    keys = file.with_name("encryption.keys")
+    keys.write_text("a2V5IG9mIHRoaXJ0eS10d28gYnl0ZXMgZm9yIHRlc3Q=")
+    text = text.replace("encryption.keys", str(keys))
     config = load_text(
         file,
         text,
@@ -94,6 +97,7 @@ def test_the_settings_commented_out_in_the_shipped_file_exist(file: Path) -> Non
         },
     )
     assert config.server.shards == 4
+    assert config.server.encryption_keys
     assert config.sources["stripe"].verify is not None
     assert [route.prefix for route in config.gateway.routes] == ["/orders"]
     assert config.http.client_ca == file.with_name("clients.pem")
@@ -115,6 +119,7 @@ def test_every_setting_is_read(file: Path) -> None:
         evict_after_ms = 1000
         mailbox_max = 4096
         workers = 3
+        page_checksums = false
         [http]
         bind = ["0.0.0.0:80", "[::1]:0", "unix:run/http.sock"]
         tls_cert = "{file.with_name("cert")}"
@@ -149,7 +154,8 @@ def test_every_setting_is_read(file: Path) -> None:
         exclude = ["/at"]
         """,
     )
-    assert config.server == ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 3)
+    section = ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 3, page_checksums=False)
+    assert config.server == section
     assert config.http == DoorSection(
         bind=("0.0.0.0:80", "[::1]:0", "unix:run/http.sock"),
         tls_cert=file.with_name("cert"),
@@ -231,7 +237,7 @@ def test_environment(variable: str, text: str, read: object) -> None:
         ("[sever]\n", "line 1: sever: no such setting; did you mean server?"),
         (
             "[log]\nlevel = 'info'\n\nzzz = 1\n",
-            "line 4: log.zzz: no such setting; there are level, payloads",
+            "line 4: log.zzz: no such setting; there are audit_file, level, payloads",
         ),
         (
             "[namespaces.a]\n'strange name' = 1\n",

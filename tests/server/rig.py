@@ -46,11 +46,12 @@ class Entry:
     tenant: str
     namespaces: tuple[str, ...]
     role: str
+    name: str = ""
 
 
 def entry(token: str, tenant: str, role: str, *namespaces: str) -> Entry:
     """The entry of a token given in clear."""
-    return Entry(sha256(token.encode()).digest(), tenant, namespaces or ("*",), role)
+    return Entry(sha256(token.encode()).digest(), tenant, namespaces or ("*",), role, f"{tenant}-{role}")
 
 
 TOKENS: Sequence[TokenEntry] = (

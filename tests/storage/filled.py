@@ -20,6 +20,7 @@ from idemactor.storage.journaled import JournaledEngine
 from idemactor.storage.layout import read_meta
 from idemactor.storage.reading import Whole
 from idemactor.storage.resharding import open_readers
+from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite import SqliteEngine
 from tests.storage import samples
 from tests.storage.samples import NOW
@@ -46,10 +47,19 @@ class Content:
 class Filler:
     """A running server's storage, as far as files go; ``turn`` writes a random batch of one shard."""
 
-    def __init__(self, rng: Random, path: Path, shards: int, *, rows: int = 12) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        path: Path,
+        shards: int,
+        *,
+        rows: int = 12,
+        checksums: bool | None = None,
+        keys: Keyring | None = None,
+    ) -> None:
         self.rng = rng
         self.path = path
-        self.directory = DataDirectory.open(path, shards)
+        self.directory = DataDirectory.open(path, shards, checksums=checksums)
         self.shards = shards
         self.now = NOW
         self.seq = NOW * 1_000
@@ -58,9 +68,10 @@ class Filler:
         self.engines = [
             JournaledEngine(
                 shard,
-                SqliteEngine(self.directory.engine_path(shard), shard=shard, shards=shards, threads="never"),
+                SqliteEngine(self.directory.engine_path(shard), shard=shard, shards=shards, threads="never", keys=keys),
                 journal,
                 rows=rows,
+                keys=keys,
             )
             for shard in range(shards)
         ]
@@ -217,12 +228,12 @@ def tallies_of(content: Content) -> dict[TallyKey, Tally]:
     return found
 
 
-def content_of(path: Path) -> Content:
+def content_of(path: Path, keys: Keyring | None = None) -> Content:
     """What a directory that nobody uses holds; fails where a key is in a shard that is not its own, or twice."""
     meta = read_meta(path)
     assert meta is not None
     content = Content()
-    with open_readers(meta.home(path), meta) as readers:
+    with open_readers(meta.home(path), meta, keys) as readers:
         for reader in readers:
             ids = [0]
             for whole in reader.wholes():

@@ -14,6 +14,7 @@ keeps, for every file, what a power loss leaves. It follows a POSIX file system 
 from __future__ import annotations
 
 import itertools
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,10 @@ from typing import Final
 import apsw
 
 SECTOR_BYTES: Final = 512
+PAGE_BYTES_MIN: Final = 512
+HEADER_BYTES: Final = 100
+RESERVED_AT: Final = 20
+CHECKSUM_BYTES: Final = 8
 
 _serial = itertools.count(1)
 
@@ -89,6 +94,16 @@ def _write(surface: bytearray, offset: int, data: bytes) -> None:
     surface[offset : offset + len(data)] = data
 
 
+def page_checksum(content: bytes) -> bytes:
+    """The checksum of https://www.sqlite.org/cksumvfs.html."""
+    first = second = 0
+    words = struct.unpack(f"<{len(content) // 4}I", content)
+    for index in range(0, len(words), 2):
+        first = (first + words[index] + second) & 0xFFFFFFFF
+        second = (second + words[index + 1] + first) & 0xFFFFFFFF
+    return struct.pack("<2I", first, second)
+
+
 class LossyDisk(apsw.VFS):
     """A VFS and its disk. Register by making it; ``close`` unregisters.
 
@@ -104,7 +119,8 @@ class LossyDisk(apsw.VFS):
 
     def __init__(self, rng: Random) -> None:
         self.name = f"lossy-{next(_serial)}"
-        super().__init__(self.name, base="")
+        # By name: what is the process's own choice of a VFS may check pages, which is another layer's business.
+        super().__init__(self.name, base="unix")
         self.steps = 0
         self.power_lost_at: int | None = None
         self.failing_syncs = 0
@@ -130,12 +146,16 @@ class LossyDisk(apsw.VFS):
         assert filename is not None, "temporary files stay in memory"
         path = filename if isinstance(filename, str) else filename.filename()
         there = Path(path).exists()
-        file = LossyFile(filename, flags, self)
+        file = self.open_file(filename, flags)
         if path not in self.inodes:
             self.inodes[path] = Inode(bytearray(Path(path).read_bytes() if there else b""), there)
         file.inode = self.inodes[path]
         file.path = path
         return file
+
+    def open_file(self, filename: apsw.URIFilename | str, flags: list[int]) -> LossyFile:
+        """An open file of this disk."""
+        return LossyFile(filename, flags, self)
 
     def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
         self.step()
@@ -166,8 +186,9 @@ class LossyFile(apsw.VFSFile):
     """An open file of a ``LossyDisk``; the shared memory of a WAL is the real one's, and is never on any disk."""
 
     def __init__(self, filename: apsw.URIFilename | str, flags: list[int], disk: LossyDisk) -> None:
-        super().__init__("", filename, flags)
+        super().__init__("unix", filename, flags)
         self.disk = disk
+        self._main = bool(flags[0] & apsw.SQLITE_OPEN_MAIN_DB)
         self.inode = Inode(bytearray(), False)
         self.path = ""
 
@@ -179,14 +200,24 @@ class LossyFile(apsw.VFSFile):
 
     def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
         disk = self.disk
+        data = self._summed(bytes(data), offset)
         if disk.free_bytes is not None and disk.afflicted in self.path:
             if disk.free_bytes < len(data):
                 raise apsw.FullError("no space left on device")
             disk.free_bytes -= len(data)
         # The write during which the power goes may be torn: it counts as made before the step says so.
-        self.inode.dirty.append(Write(offset, bytes(data)))
+        self.inode.dirty.append(Write(offset, data))
         disk.step()
         super().xWrite(data, offset)
+
+    def _summed(self, data: bytes, offset: int) -> bytes:
+        """A page of a file with checksums, with its own: this disk has the place of the VFS that keeps them."""
+        if not self._main or len(data) < PAGE_BYTES_MIN:
+            return data
+        header = data if offset == 0 else super().xRead(HEADER_BYTES, 0)
+        if header[RESERVED_AT] != CHECKSUM_BYTES:
+            return data
+        return data[:-CHECKSUM_BYTES] + page_checksum(data[:-CHECKSUM_BYTES])
 
     def xTruncate(self, newsize: int) -> None:  # noqa: N802
         self.disk.step()

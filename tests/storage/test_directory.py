@@ -283,7 +283,7 @@ def test_a_file_system_without_locks_is_refused(path: Path, monkeypatch: pytest.
 
 
 def test_a_disk_that_fills_up_during_creation_is_a_sentence(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise apsw.FullError("database or disk is full")
 
     with monkeypatch.context() as patched:

@@ -110,7 +110,7 @@ async def test_a_file_of_another_program_or_of_a_newer_release_is_refused(
 
 async def test_what_is_no_database_is_refused(path: Path) -> None:
     overwrite(path, b"no database at all, but long enough to be looked at" * 100)
-    assert "cannot be opened" in await refusal(SqliteEngine(path, threads="never"))
+    assert "is damaged: file is not a database" in await refusal(SqliteEngine(path, threads="never"))
 
 
 async def test_another_shards_file_is_refused(path: Path) -> None:

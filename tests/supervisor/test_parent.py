@@ -10,6 +10,7 @@ import pytest
 
 from idemactor.config import ServerConfig
 from idemactor.config.reload import TokenReloader
+from idemactor.observability.audit import NO_AUDIT
 from idemactor.server.service_manager import NOBODY, ServiceManager
 from idemactor.server.stop import SIGNALS, Terminal
 from idemactor.supervisor import parent
@@ -26,7 +27,7 @@ def _handlers_as_before() -> Iterator[None]:
 
 
 def made(signals: int, manager: ServiceManager = NOBODY) -> _Supervisor:
-    return _Supervisor(signals, TokenReloader(ServerConfig(), ServerConfig), Terminal(), manager)
+    return _Supervisor(signals, TokenReloader(ServerConfig(), ServerConfig), NO_AUDIT, Terminal(), manager)
 
 
 @pytest.mark.parametrize("code", [0, -signal.SIGTERM])

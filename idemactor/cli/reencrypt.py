@@ -1,0 +1,76 @@
+"""``idemactor reencrypt``: ends a change of keys, and encrypts what was stored before there were any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import click
+
+from idemactor.cli.tools import epilog, json_option, keys_of, report, server_settings, working
+from idemactor.errors import StartError, StorageError
+
+if TYPE_CHECKING:
+    from idemactor.config import ServerSection
+    from idemactor.storage.directory import DataDirectory
+    from idemactor.storage.sealing import Keyring
+
+_EXAMPLE: Final = """\
+systemctl stop idemactor && idemactor reencrypt --config /etc/idemactor.toml
+(take the old key out of the file) && systemctl start idemactor"""
+
+
+@click.command(epilog=epilog(_EXAMPLE))
+@click.option(
+    "--config",
+    "config_path",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    metavar="FILE",
+    help="The server's configuration: the new key stands first, the old one after it.",
+)
+@json_option
+def reencrypt(config_path: Path, as_json: bool) -> None:
+    """Encrypt everything in the data directory with the first key, while no server runs.
+
+    Run it once more after it was interrupted: it goes on where it was. The files of before that a reshard, an import
+    or a restore kept aside are left as they are.
+    """
+    with working(as_json=as_json, config_path=config_path):
+        server = server_settings(config_path)
+        keys = keys_of(server)
+        if server is None or keys is None:
+            raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
+        written = _reencrypt(server, keys)
+    lines = [f"{server.data_dir}: rows encrypted anew: {written}; only the first key is needed from now on"]
+    report(as_json, {"written": written}, lines)
+
+
+def _reencrypt(server: ServerSection, keys: Keyring) -> int:
+    import trio
+
+    from idemactor.storage.resharding import own
+
+    with own(server.data_dir) as directory:
+        return trio.run(_all_files, directory, keys)
+
+
+async def _all_files(directory: DataDirectory, keys: Keyring) -> int:
+    from idemactor.shard.start import open_engines
+    from idemactor.storage.resealing import reseal
+    from idemactor.storage.sqlite_file import Place, ShardFile
+
+    # Opening brings in what the journal has, in clear or under whichever key; wiping leaves nothing of it there.
+    async with open_engines(directory, "full", keys=keys) as engines:
+        for engine, _ in engines:
+            if not await engine.wipe():
+                raise StorageError("another program reads the files; stop it first")
+    written = 0
+    for shard in range(directory.shards):
+        file = ShardFile(Place(directory.engine_path(shard), shard, directory.shards, keys=keys))
+        file.open()
+        try:
+            written += reseal(file, keys)
+        finally:
+            file.close(tidy=True)
+    return written

@@ -1,0 +1,107 @@
+"""After it, the first key is enough, nothing is in clear any more, and everything is as it was."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import pytest
+import trio
+from click.testing import CliRunner
+
+from idemactor.cli.exits import Exit
+from idemactor.cli.main import main
+from idemactor.core.delivery import Intent
+from idemactor.core.record import Incident, Outcome
+from idemactor.errors import StartError
+from idemactor.shard.start import open_engines
+from idemactor.storage.base import Batch, CommitResult
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.sealing import Keyring
+from tests.storage.samples import NOW, committed, dispatched, event, name
+
+OLD: Final = b"o" * 32
+NEW: Final = b"n" * 32
+SECRET: Final = b"the card number is 4111"
+OUTCOME: Final = Outcome(200, (("x", "y"),), SECRET)
+INTENT: Final = Intent("text/plain", SECRET, ())
+MANY: Final = 300
+"""More than are written at a time."""
+
+
+def keyring(keys: Sequence[bytes]) -> Keyring | None:
+    return Keyring(keys) if keys else None
+
+
+def fill(path: Path, keys: Sequence[bytes]) -> None:
+    async def run() -> None:
+        with DataDirectory.open(path, 1) as directory:
+            async with open_engines(directory, "full", keys=keyring(keys)) as [(engine, _)]:
+                incident = Incident(name("k"), "operation", 9, None, NOW, OUTCOME)
+                entries = [committed(n, name(f"k{n}"), outcome=OUTCOME) for n in range(10, 10 + MANY)]
+                batch = Batch(NOW, 9 + MANY, [*entries, dispatched(1, name("d"))], incidents=[incident])
+                batch.intents[1] = INTENT
+                batch.events.append(event(7, name("k"), body=SECRET))
+                assert await engine.commit(batch) is CommitResult.OK
+
+    trio.run(run)
+
+
+def has_everything(path: Path, keys: Sequence[bytes]) -> None:
+    async def run() -> None:
+        with DataDirectory.open(path, 1) as directory:
+            async with open_engines(directory, "full", keys=keyring(keys)) as [(engine, _)]:
+                found = await engine.load([name(f"k{n}") for n in range(10, 10 + MANY)])
+                assert [entry.record.outcome for entry in found.values() if entry.record] == [OUTCOME] * MANY
+                assert await engine.load_intents([1]) == {1: INTENT}
+                assert (await engine.load_events([7]))[7].content.body == SECRET
+                (stored,) = await engine.list_incidents("default", "trade", 0, 10)
+                assert stored.incident.outcome == OUTCOME
+
+    trio.run(run)
+
+
+def configured(path: Path, keys: Sequence[bytes]) -> Path:
+    file = path.with_name("keys")
+    file.write_text("\n".join(base64.b64encode(key).decode() for key in keys))
+    config = path.with_name("config.toml")
+    config.write_text(f'[server]\ndata_dir = "{path}"\nencryption_key_file = "{file}"\n')
+    return config
+
+
+@pytest.mark.parametrize("before", [(), (OLD,)])
+def test_afterwards_the_first_key_is_enough_and_nothing_is_in_clear(tmp_path: Path, before: Sequence[bytes]) -> None:
+    path = tmp_path / "data"
+    fill(path, before)
+    config = configured(path, (NEW, *before))
+    result = CliRunner().invoke(main, ["reencrypt", "--config", str(config)])
+    assert result.exit_code == 0, result.output
+    assert f"anew: {MANY + 3}" in result.output
+    assert not [file.name for file in path.iterdir() if SECRET in file.read_bytes()]
+    has_everything(path, (NEW,))
+    # Again, there is nothing left to do.
+    assert "anew: 0" in CliRunner().invoke(main, ["reencrypt", "--config", str(config)]).output
+
+
+def test_without_the_old_key_it_says_so_and_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    fill(path, (OLD,))
+    result = CliRunner().invoke(main, ["reencrypt", "--config", str(configured(path, (NEW,)))])
+    assert result.exit_code == Exit.USAGE
+    assert "not among those" in result.output
+    has_everything(path, (OLD,))
+
+
+def test_a_running_server_or_no_keys_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    fill(path, ())
+    (tmp_path / "bare.toml").write_text(f'[server]\ndata_dir = "{path}"\n')
+    result = CliRunner().invoke(main, ["reencrypt", "--config", str(tmp_path / "bare.toml")])
+    assert (result.exit_code, "encryption_key_file" in result.output) == (Exit.USAGE, True)
+    with DataDirectory.open(path):
+        result = CliRunner().invoke(main, ["reencrypt", "--config", str(configured(path, (NEW,)))])
+    assert (result.exit_code, "in use" in result.output) == (Exit.USAGE, True)
+    with pytest.raises(StartError):
+        DataDirectory.open(path, 2)
