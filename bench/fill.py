@@ -24,6 +24,7 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.record import Entry, Record, State
 from idemactor.core.tally import Tally
 from idemactor.storage import rows, schema
+from idemactor.storage.checksums import checked_vfs
 from idemactor.storage.directory import DataDirectory
 
 TENANT: Final = "default"
@@ -92,7 +93,7 @@ def fill(filling: Filling) -> None:
 def set_time(directory: Path, latest_ms: int) -> None:
     """Let the directory's latest time be ``latest_ms``: a server that starts on it goes on from there."""
     for path in sorted(directory.glob("shard-*.db")):
-        connection = apsw.Connection(str(path))
+        connection = apsw.Connection(str(path), vfs=checked_vfs())
         connection.execute("UPDATE meta SET latest_ms = ?", (latest_ms,))
         connection.close()
 
@@ -107,7 +108,8 @@ def _fill_here(filling: Filling) -> None:
 
 
 def _fill_shard(filling: Filling, shard: int) -> None:
-    connection = apsw.Connection(str(Path(filling.directory) / f"shard-{shard:04d}.db"))
+    # A page that is written past the checksum VFS would look damaged.
+    connection = apsw.Connection(str(Path(filling.directory) / f"shard-{shard:04d}.db"), vfs=checked_vfs())
     connection.pragma("journal_mode", "OFF")
     connection.pragma("synchronous", "OFF")
     indexes = list(connection.execute(_SELECT_INDEXES))

@@ -19,7 +19,7 @@ from tests.sim.verdict import finds, verdict
 from tests.sim.wires import SimPeer
 from tests.sim.world import run_world
 
-SEEDS = int(os.environ.get("SIM_SEEDS", "200"))
+SEEDS = int(os.environ.get("SIM_SEEDS", "140"))
 SEEDS_TO_FIND_A_BUG = 300
 CHUNK = 25
 

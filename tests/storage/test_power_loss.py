@@ -28,7 +28,7 @@ from idemactor.storage.sqlite_create import create_file
 from tests.storage.lossy_vfs import LossyDisk
 from tests.storage.samples import Picture, Writer, picture
 
-ROUNDS: Final = int(os.environ.get("POWER_ROUNDS", "100"))
+ROUNDS: Final = int(os.environ.get("POWER_ROUNDS", "60"))
 LIVES: Final = 3
 """Power losses in a round, one after the other on what the last one left."""
 BATCHES: Final = 12

@@ -22,7 +22,7 @@ from tests.system.clients import HttpClient, Lost, Members, RpcClient
 from tests.system.history import Grant, History, Key
 from tests.system.process import Server, assert_calm, assert_clean
 
-ROUNDS: Final = int(os.environ.get("CRASH_ROUNDS", "20"))
+ROUNDS: Final = int(os.environ.get("CRASH_ROUNDS", "12"))
 CALLERS: Final = 16
 KEYS: Final = 24
 WORK_S: Final = (0.05, 0.4)

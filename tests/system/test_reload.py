@@ -110,6 +110,7 @@ def test_a_file_that_cannot_be_used_changes_nothing(home: Path, workers: int) ->
         # Only tokens are read: that the rest has changed is said.
         other = good.replace("[namespaces.trade]", "[namespaces.trade]\nlease_ms = 1234")
         reload(server, other)
+        eventually(lambda: len(events(server, "settings_not_reloaded")) == 1)
         assert "restart" in events(server, "settings_not_reloaded")[-1]["detail"]
         assert rpc.call("policy", namespace="trade")["lease_ms"] != 1234
         assert not any("Traceback" in line or "ann-secret" in line for line in server.log.splitlines())

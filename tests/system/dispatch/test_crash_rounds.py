@@ -15,7 +15,7 @@ from tests.system.clients import Lost
 from tests.system.dispatch.destination import Destination
 from tests.system.process import Server, assert_clean, eventually
 
-ROUNDS: Final = int(os.environ.get("CRASH_ROUNDS", "0")) * 2 // 5 or 3
+ROUNDS: Final = int(os.environ.get("CRASH_ROUNDS", "0")) * 2 // 5 or 2
 """How often the server is killed: 200 times by ``make crash``."""
 ACCOUNTS: Final = 3
 BEHAVIOURS: Final = ("ok", "ok", "ok", "ok", "busy", "hang", "cut", "broken")
