@@ -21,7 +21,12 @@ from tests.system.test_start import token_toml
 
 EXAMPLES: Final = int(os.environ.get("FUZZ_EXAMPLES", "0"))
 """How many requests of a kind to make of each call; ``make fuzz`` sets it. None: a few, and not every case there is."""
-SETTINGS: Final = '[parameters]\n"path.namespace" = "trade"\n'
+SETTINGS: Final = """
+[parameters]
+"path.namespace" = "trade"
+# A gateway says itself which status a refusal is to have, up to 599: that would look like a fault of the server's.
+"query.deny" = 403
+"""
 CHECKS: Final = ",".join(
     [
         "not_a_server_error",
