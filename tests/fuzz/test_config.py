@@ -20,7 +20,7 @@ workers = 2
 mailbox_max = 5000
 durability = "process"
 [http]
-bind = ["127.0.0.1:0", "unix:/tmp/x.sock"]
+bind = ["127.0.0.1:0", "unix:/run/x.sock"]
 [auth.tokens.one]
 sha256 = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 tenant = "acme"
