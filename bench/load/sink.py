@@ -7,8 +7,6 @@ double: whoever dispatched it did so by the same clock.
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 import struct
 import sys
 import time
@@ -17,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
+from bench.load.listening import listen, value
 from bench.processes import BenchError, accepts, free_port, running, wait_until
 
 ID_BYTES: Final = 48
@@ -26,8 +25,6 @@ DELIVERED_S: Final = 60.0
 
 _BODY: Final = b'{"success": true}'
 _ANSWER: Final = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(_BODY) + _BODY
-_END: Final = b"\r\n\r\n"
-_LENGTH: Final = b"\r\ncontent-length:"
 _KEY: Final = b"\r\nidempotency-key:"
 _POLL_S: Final = 0.005
 
@@ -80,47 +77,14 @@ def sink(directory: Path) -> Iterator[Sink]:
 
 def serve(port: int, notes: BinaryIO) -> None:
     """Answer for ever."""
-    listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-    poll = select.epoll()
-    poll.register(listener.fileno(), select.EPOLLIN)
-    connections: dict[int, tuple[socket.socket, bytearray]] = {}
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == listener.fileno():
-                connection, _ = listener.accept()
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connections[connection.fileno()] = connection, bytearray()
-                poll.register(connection.fileno(), select.EPOLLIN)
-                continue
-            connection, buffer = connections[descriptor]
-            data = b""
-            with contextlib.suppress(ConnectionError):
-                data = connection.recv(65_536)
-                buffer += data
-                for operation_id in _taken(buffer):
-                    notes.write(RECORD.pack(operation_id, time.time()))
-                    connection.sendall(_ANSWER)
-            if not data:
-                del connections[descriptor]
-                connection.close()
+
+    def noted(heads: list[bytes]) -> bytes:
+        for head in heads:
+            notes.write(RECORD.pack(value(head, _KEY).strip(b'"'), time.time()))
         notes.flush()
+        return _ANSWER * len(heads)
 
-
-def _taken(buffer: bytearray) -> list[bytes]:
-    """The ids of the whole requests at the start of ``buffer``, which they are taken from."""
-    found = []
-    while (end := buffer.find(_END)) >= 0:
-        lower = bytes(buffer[:end]).lower()
-        whole = end + len(_END) + int(_value(lower, _LENGTH) or 0)
-        if len(buffer) < whole:
-            break
-        del buffer[:whole]
-        found.append(_value(lower, _KEY))
-    return found
-
-
-def _value(head: bytes, name: bytes) -> bytes:
-    return head.partition(name)[2].partition(b"\r\n")[0].strip(b' "')
+    listen(port, noted)
 
 
 if __name__ == "__main__":

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import select
-import socket
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from bench.load.listening import listen
 from bench.peers.nginx import ANSWER
 from bench.processes import accepts, free_port, running, wait_until
 
 _HEAD: Final = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(ANSWER)}\r\n\r\n"
 _WHOLE: Final = (_HEAD + ANSWER).encode()
-_END: Final = b"\r\n\r\n"
-_LENGTH: Final = b"\r\ncontent-length:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +37,7 @@ def answering(directory: Path) -> Iterator[Upstream]:
 
 def serve(port: int) -> None:
     """Answer for ever."""
-    listener = socket.create_server(("127.0.0.1", port), backlog=1024)
-    poll = select.epoll()
-    poll.register(listener.fileno(), select.EPOLLIN)
-    connections: dict[int, tuple[socket.socket, bytearray]] = {}
-    while True:
-        for descriptor, _ in poll.poll():
-            if descriptor == listener.fileno():
-                connection, _ = listener.accept()
-                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                connections[connection.fileno()] = connection, bytearray()
-                poll.register(connection.fileno(), select.EPOLLIN)
-                continue
-            connection, buffer = connections[descriptor]
-            data = b""
-            with contextlib.suppress(ConnectionError):
-                data = connection.recv(65_536)
-                buffer += data
-                connection.sendall(_WHOLE * _taken(buffer))
-            if not data:
-                del connections[descriptor]
-                connection.close()
-
-
-def _taken(buffer: bytearray) -> int:
-    """How many whole requests there were at the start of ``buffer``, which they are taken from."""
-    count = 0
-    while (end := buffer.find(_END)) >= 0:
-        head = bytes(buffer[:end]).lower()
-        _, _, length = head.partition(_LENGTH)
-        whole = end + len(_END) + int(length.partition(b"\r\n")[0] or 0)
-        if len(buffer) < whole:
-            break
-        del buffer[:whole]
-        count += 1
-    return count
+    listen(port, lambda heads: _WHOLE * len(heads))
 
 
 if __name__ == "__main__":
