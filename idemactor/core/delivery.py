@@ -37,6 +37,11 @@ class Ending(enum.IntEnum):
     RELEASED = 4
     """Somebody found out that it did not happen, and freed the key."""
 
+    @property
+    def state(self) -> OperationState:
+        """How an operation that ended so stands."""
+        return OperationState[self.name]
+
 
 class OperationState(enum.StrEnum):
     """How a dispatched operation stands, as callers see it."""

@@ -62,14 +62,6 @@ from idemactor.core.replies import (
 )
 from idemactor.core.told import already_committed, completed, in_doubt, in_flight
 
-_ENDED: Final = {
-    Ending.SUCCEEDED: OperationState.SUCCEEDED,
-    Ending.FAILED: OperationState.FAILED,
-    Ending.EXPIRED: OperationState.EXPIRED,
-    Ending.CANCELLED: OperationState.CANCELLED,
-    Ending.RELEASED: OperationState.RELEASED,
-}
-
 CANNOT_RESEND: Final = "it may have been sent, and the destination does not recognise what it had before"
 
 
@@ -114,7 +106,7 @@ def state_of(record: Record, delivery: Delivery, policy: Policy, now: int) -> Op
         case State.DOUBTED:
             return OperationState.IN_DOUBT
         case State.COMMITTED:
-            return _ENDED[Ending.SUCCEEDED if delivery.ending is None else delivery.ending]
+            return (Ending.SUCCEEDED if delivery.ending is None else delivery.ending).state
         case _:
             assert_never(record.state)
 
@@ -335,7 +327,7 @@ def watched(
     if record is not None and record.delivery is not None and record.operation_id == operation_id:
         return _watched(key, record, record.delivery, policy, now)
     if tombstone is not None and tombstone.ending is not None and tombstone.operation_id == operation_id:
-        return Watched(key, operation_id, _ENDED[tombstone.ending], expires_at=tombstone.expires_at)
+        return Watched(key, operation_id, tombstone.ending.state, expires_at=tombstone.expires_at)
     return Unknown()
 
 

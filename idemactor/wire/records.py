@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final, assert_never
+from typing import assert_never
 
-from idemactor.core.delivery import Delivery, Ending, OperationState
+from idemactor.core.delivery import Delivery, OperationState
 from idemactor.core.record import Incident, Record, State
 from idemactor.wire.fields import Dialect, RecordState
 from idemactor.wire.outcomes import outcome_body
@@ -31,18 +31,9 @@ def operation_state(record: Record, delivery: Delivery) -> OperationState:
         case State.LAPSED | State.DOUBTED:
             return OperationState.IN_DOUBT
         case State.COMMITTED:
-            return OperationState.SUCCEEDED if delivery.ending is None else _ENDED[delivery.ending]
+            return OperationState.SUCCEEDED if delivery.ending is None else delivery.ending.state
         case _:
             assert_never(record.state)
-
-
-_ENDED: Final = {
-    Ending.SUCCEEDED: OperationState.SUCCEEDED,
-    Ending.FAILED: OperationState.FAILED,
-    Ending.EXPIRED: OperationState.EXPIRED,
-    Ending.CANCELLED: OperationState.CANCELLED,
-    Ending.RELEASED: OperationState.RELEASED,
-}
 
 
 def record_body(key: str, record: Record, operator: bool, with_outcome: bool, dialect: Dialect) -> dict[str, object]:
