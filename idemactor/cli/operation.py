@@ -9,9 +9,8 @@ import click
 
 from idemactor.cli.acquiring import outcome_body, outcome_rows
 from idemactor.cli.command import Call, client_command, converse, write, write_json
-from idemactor.cli.durations import METAVAR
 from idemactor.cli.exits import Exit
-from idemactor.cli.reserve import WAIT_ALONE, waiting
+from idemactor.cli.waiting import wait_option
 from idemactor.core.delivery import OperationState
 
 if TYPE_CHECKING:
@@ -37,16 +36,7 @@ EXITS: Final = {
 
 @client_command(example=_EXAMPLE, exits=(Exit.IN_FLIGHT, Exit.IN_DOUBT, Exit.UNKNOWN, Exit.NOT_DONE))
 @click.argument("operation_id", metavar="ID")
-@click.option(
-    "--wait",
-    "wait_ms",
-    type=waiting,
-    is_flag=False,
-    flag_value=WAIT_ALONE,
-    default="0",
-    metavar=f"[{METAVAR}]",
-    help=f"Wait for its end, so long (--wait=5s) or, without a value, {WAIT_ALONE}.",
-)
+@wait_option("for its end")
 @click.option("--body", "only_body", is_flag=True, help="Write nothing but the body of the outcome, byte by byte.")
 def operation(call: Call, operation_id: str, wait_ms: int, only_body: bool) -> None:
     """Show how the dispatched operation ID stands.

@@ -11,7 +11,7 @@ from idemactor.cli.command import Call, answer, client_command, converse, warn, 
 from idemactor.cli.durations import METAVAR, duration
 from idemactor.cli.exits import Exit
 from idemactor.cli.inputs import outcome_options, stacked
-from idemactor.cli.reserve import WAIT_ALONE, waiting
+from idemactor.cli.waiting import wait_option
 from idemactor.core.limits import POLL_MAX
 
 if TYPE_CHECKING:
@@ -40,16 +40,7 @@ def outbox() -> None:
 
 @client_command(example=_POLL)
 @click.option("--max", "max_entries", type=click.IntRange(1, POLL_MAX), help="How many at most.")
-@click.option(
-    "--wait",
-    "wait_ms",
-    type=waiting,
-    is_flag=False,
-    flag_value=WAIT_ALONE,
-    default="0",
-    metavar=f"[{METAVAR}]",
-    help=f"Wait for the first, so long (--wait=5s) or, without a value, {WAIT_ALONE}.",
-)
+@wait_option("for the first")
 @click.option("--visibility", "visibility_ms", type=duration, metavar=METAVAR, help="How long nobody else gets them.")
 @click.option("--holder", metavar="TEXT", help="Who takes them, shown to others; host and process.")
 def poll(call: Call, **asked: Any) -> None:
