@@ -7,7 +7,7 @@ import os
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -130,6 +130,11 @@ def all_settled(server: Server, accepted: list[tuple[str, str]]) -> None:
     eventually(is_settled, SETTLED_S + len(accepted) * SETTLED_EACH_S, 0.1)
 
 
+def tell(accepted: list[tuple[str, str]], destination: Destination) -> None:
+    executed = Counter(destination.executions[found] for _, found in accepted)
+    print(f"{ROUNDS} kills, {len(accepted)} operations accepted: {executed[1]} executed once, {executed[0]} never")
+
+
 def assert_in_order(destination: Destination) -> None:
     seen: dict[str, list[int]] = defaultdict(list)
     for body in destination.order:
@@ -149,6 +154,7 @@ def test_a_destination_that_recognises_ids_executes_each_operation_exactly_once(
         for _, found in accepted:
             assert destination.executions[found] == 1
         assert_in_order(destination)
+        tell(accepted, destination)
     assert_clean(server.data_dir)
 
 
@@ -162,6 +168,7 @@ def test_a_destination_that_does_not_never_executes_one_twice(tmp_path: Path, se
             eventually(lambda: _only_known(server, destination, accepted), settled_s, 0.5)
         assert max(destination.executions.values(), default=0) <= 1
         assert_in_order(destination)
+        tell(accepted, destination)
     assert_clean(server.data_dir)
 
 
@@ -181,3 +188,4 @@ def test_with_workers_that_die_with_their_server(tmp_path: Path, seed: int) -> N
         for _, found in accepted:
             assert destination.executions[found] == 1
         assert_in_order(destination)
+        tell(accepted, destination)

@@ -80,6 +80,7 @@ def killed_at_random(variant: Variant, postgres: Postgres, folder: Path, seed: i
         assert tally.accepted == tally.asked > 0, tally
         if running.kind != "neither":
             assert tally.ended["succeeded"] == tally.once, tally
+        print(f"{running.kind}: {tally.kills} kills, {tally.asked} orders, {tally.once} executed once, none twice")
 
     _of_every_kind(variant, postgres, folder, check)
 
