@@ -101,7 +101,8 @@ def members_of(body: bytes, *, has_type: bool) -> dict[str, object]:
     try:
         members = parse(body)
     except InvalidJSON as error:
-        raise InvalidRequest(f"the body is {error}" if str(error).startswith("not ") else str(error)) from None
+        what = f"the body is {error}" if str(error).startswith("not ") else str(error)
+        raise InvalidRequest(what, field=error.member) from None
     if not isinstance(members, dict):
         raise InvalidRequest("the body is a JSON object")
     return members

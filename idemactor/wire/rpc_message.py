@@ -6,6 +6,7 @@ Whatever leaves the msgid readable is answered on that msgid; what is no request
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from typing import Any, Final, NoReturn, TypeAlias
 
 import msgpack
@@ -13,6 +14,7 @@ import msgpack
 from idemactor.core.limits import FRAME_BYTES_MAX, NESTING_MAX, VALUES_MAX
 from idemactor.core.values import slotted
 from idemactor.errors import IdemactorError
+from idemactor.wire.strict_json import NAME
 
 REQUEST: Final = 0
 NOTIFICATION: Final = 2
@@ -142,13 +144,19 @@ def _members(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
     """A map. The library has seen to it that every key is str or bytes."""
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise _Flaw("a member is named twice")
+        raise _named_twice(pairs)
     try:
         if all(map(str.isascii, members)):
             return members
     except TypeError:
         pass
     return _named_by_text(pairs)
+
+
+def _named_twice(pairs: list[tuple[Any, Any]]) -> _Flaw:
+    names = Counter(text_of(key) for key, _ in pairs)
+    name = next(name for name, times in names.items() if times > 1)
+    return _Flaw(f"the member {name} is named twice" if name and NAME.fullmatch(name) else "a member is named twice")
 
 
 def _named_by_text(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
@@ -160,7 +168,7 @@ def _named_by_text(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
             raise _Flaw("a map key is not UTF-8 text")
         members[name] = value
     if len(members) != len(pairs):
-        raise _Flaw("a member is named twice")
+        raise _named_twice(pairs)
     return members
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, Final, NoReturn
 
@@ -29,8 +31,21 @@ _SURROGATE_ESCAPE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
+NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}")
+"""What the members of calls look like; any other name may be part of what somebody keeps secret."""
+
+
 class InvalidJSON(IdemactorError, ValueError):
-    """Bytes that are not strict JSON; the message says why and where, and never quotes them."""
+    """Bytes that are not strict JSON; the message says why and where, and never quotes them.
+
+    Attributes:
+        member: The member of the outermost object that is wrong, or holds what is wrong; None: not known, or not to be
+            repeated.
+    """
+
+    def __init__(self, detail: str, member: str | None = None) -> None:
+        super().__init__(detail)
+        self.member = member
 
 
 def parse(data: bytes, *, max_depth: int = NESTING_MAX) -> Any:
@@ -57,12 +72,16 @@ def parse(data: bytes, *, max_depth: int = NESTING_MAX) -> Any:
     _check_values(data)
     try:
         value = _DECODER.decode(text)
+    except _NamedTwice:
+        raise InvalidJSON("a member is named twice", _where(text, _names_twice)) from None
+    except _NoNumber:
+        raise InvalidJSON("NaN and infinities are not JSON", _where(text, _is_no_number)) from None
     except json.JSONDecodeError as error:
         what = error.msg.removesuffix(" at").rstrip(": ").lower()
         raise InvalidJSON(f"not JSON: {what} at character {error.pos}") from None
     # UTF-8 cannot carry a surrogate: only an escape can. Most bodies have none.
-    if _SURROGATE_ESCAPE.search(data) is not None:
-        _refuse_surrogates(value)
+    if _SURROGATE_ESCAPE.search(data) is not None and _is_inside(value, _has_surrogate):
+        raise InvalidJSON("a string holds a lone surrogate", _where(text, _has_surrogate))
     return value
 
 
@@ -81,10 +100,18 @@ def _check_values(data: bytes) -> None:
         raise InvalidJSON(f"more than {VALUES_MAX} values")
 
 
+class _NamedTwice(Exception):
+    """A member is."""
+
+
+class _NoNumber(Exception):
+    """NaN, or an infinity."""
+
+
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
-        raise InvalidJSON("a member is named twice")
+        raise _NamedTwice
     return members
 
 
@@ -96,24 +123,56 @@ def _integer(literal: str) -> int | Number:
 
 
 def _constant(_name: str) -> NoReturn:
-    raise InvalidJSON("NaN and infinities are not JSON")
+    raise _NoNumber
 
 
-def _refuse_surrogates(value: Any) -> None:
-    """Walk the whole value, without recursion."""
+class _Pairs(list[tuple[str, Any]]):
+    """The members of an object as they were written."""
+
+
+def _where(text: str, is_wrong: Callable[[Any], bool]) -> str | None:
+    """The member of the outermost object that is wrong: read once more, since only who is refused pays for it."""
+    try:
+        outermost = _LENIENT.decode(text)
+    except json.JSONDecodeError:  # What comes behind it is no JSON at all.
+        return None
+    if not isinstance(outermost, _Pairs):
+        return None
+    found = [name for name, value in outermost if _is_inside((name, value), is_wrong)]
+    found += (name for name, times in Counter(name for name, _ in outermost).items() if times > 1)
+    return found[0] if found and NAME.fullmatch(found[0]) else None
+
+
+def _is_inside(value: Any, is_wrong: Callable[[Any], bool]) -> bool:
+    """Whether anything in it is wrong; the whole value is walked, without recursion."""
     waiting = [value]
     while waiting:
         item = waiting.pop()
-        if isinstance(item, str):
-            if _SURROGATE.search(item) is not None:
-                raise InvalidJSON("a string holds a lone surrogate")
-        elif isinstance(item, dict):
+        if is_wrong(item):
+            return True
+        if isinstance(item, dict):
             waiting.extend(item)
             waiting.extend(item.values())
-        elif isinstance(item, list):
+        elif isinstance(item, (list, tuple)):
             waiting.extend(item)
+    return False
+
+
+def _names_twice(item: Any) -> bool:
+    return isinstance(item, _Pairs) and len(item) != len({name for name, _ in item})
+
+
+def _is_no_number(item: Any) -> bool:
+    return item is _NoNumber
+
+
+def _has_surrogate(item: Any) -> bool:
+    return isinstance(item, str) and _SURROGATE.search(item) is not None
 
 
 _DECODER: Final = json.JSONDecoder(
     object_pairs_hook=_members, parse_int=_integer, parse_float=Number, parse_constant=_constant
+)
+_LENIENT: Final = json.JSONDecoder(
+    object_pairs_hook=_Pairs, parse_int=str, parse_float=str, parse_constant=lambda _name: _NoNumber
 )

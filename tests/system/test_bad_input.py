@@ -132,6 +132,19 @@ def test_a_body_that_cannot_be(server: Server, name: str) -> None:
     assert answer.members["proceed"] is False
 
 
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("member-twice", "key"),
+        ("inner-member-twice", "payload"),
+        ("lone-surrogate-in-the-key", "key"),
+        ("lone-surrogate-in-the-payload", "payload"),
+    ],
+)
+def test_what_is_no_strict_json_is_named_by_its_member(server: Server, name: str, field: str) -> None:
+    assert post(server, "reserve", BODIES[name]).members["field"] == field
+
+
 @pytest.mark.usefixtures("unchanged")
 def test_a_body_nested_as_deep_as_may_be(server: Server) -> None:
     body = b'{"key": "deep", "payload": ' + b"[" * 63 + b"]" * 63 + b"}"

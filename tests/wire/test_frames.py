@@ -449,7 +449,7 @@ def frames_of(specs: Iterable[Spec]) -> tuple[bytes, list[Incoming], int]:
             notifications += 1
         else:
             data += request(b"\x82\xa1a\x01\xa1a\x02")
-            expected.append(BadRequest(7, "a member is named twice"))
+            expected.append(BadRequest(7, "the member a is named twice"))
     return data, expected, notifications
 
 

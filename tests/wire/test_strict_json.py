@@ -200,6 +200,29 @@ def test_a_lone_surrogate_anywhere(data: bytes) -> None:
         parse(data)
 
 
+@pytest.mark.parametrize(
+    ("data", "member"),
+    [
+        (b'{"key":"k","key":"k"}', "key"),
+        (b'{"payload":{"x":[{"y":1,"y":2}]},"key":"k"}', "payload"),
+        (b'{"key":"\\ud800"}', "key"),
+        (b'{"a":1,"outcome":{"headers":[["x","\\udc00"]]}}', "outcome"),
+        (b'{"key":"k","payload":[-Infinity]}', "payload"),
+        (b'{"key":"k","payload":"NaN","n":NaN}', "n"),
+        (b'{"key":"k","n":' + b"9" * 10_000 + b',"key":NaN}', "key"),
+        (b'{"key":1,"key":2} and more', None),
+        (b'{"S3CRET":1,"S3CRET":2}', None),
+        (b'{"\\ud800":1}', None),
+        (b'[{"a":1,"a":2}]', None),
+        (b'{"a":', None),
+    ],
+)
+def test_which_member_it_is(data: bytes, member: str | None) -> None:
+    with pytest.raises(InvalidJSON) as caught:
+        parse(data)
+    assert caught.value.member == member
+
+
 @pytest.mark.parametrize("opened", ["[", '{"a":'])
 @pytest.mark.parametrize("limit", [1, 2, 64])
 def test_depth_counts_from_the_outermost(opened: str, limit: int) -> None:
