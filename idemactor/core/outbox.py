@@ -69,6 +69,8 @@ class Item:
         tries: How often an event was shown.
         gone: Whether it has ended.
         aside_until: Its line has something before it in another shard.
+        has_moved: Its line moved in another shard since it was shown to whoever asks the others: what they say of it
+            may be of before.
     """
 
     queue: _Queue
@@ -80,6 +82,7 @@ class Item:
     tries: int = 0
     gone: bool = False
     aside_until: int = 0
+    has_moved: bool = False
 
     def __lt__(self, other: Item) -> bool:
         """Of no account: two meet in a heap at one time and with one ``seq`` only where one of them is gone."""
@@ -172,16 +175,19 @@ class Outbox:
         return (*queue.key, line.key) if line is not None else None
 
     def set_aside(self, key: LineKey, seq: int, now: int) -> None:
-        """This head has something before it in another shard."""
+        """This head has something before it in another shard, or had: not where the line moved meanwhile."""
         item = self._head(key)
-        if item is not None and item.seq == seq:
+        if item is not None and item.seq == seq and not item.has_moved:
             item.aside_until = now + ASIDE_MS
             self._show(item)
 
     def bring_back(self, key: LineKey) -> bool:
         """The line moved in another shard: its head may be the first of all now. Whether that changes anything."""
         item = self._head(key)
-        if item is None or not item.aside_until:
+        if item is None:
+            return False
+        item.has_moved = True
+        if not item.aside_until:
             return False
         item.aside_until = 0
         self._show(item)

@@ -227,6 +227,7 @@ class Outboxes:
                 offer.items.append(item)
                 share -= 1
             elif len(offer.heads) < HEADS_MAX:
+                item.has_moved = False
                 offer.heads.append(Turn(key[0], key[2], item.order_key, item.seq))
             if share <= 0 or len(offer.heads) >= HEADS_MAX:
                 break

@@ -31,6 +31,7 @@ class Plain:
     due_at: int | None
     order_key: str | None
     aside_until: int = 0
+    has_moved: bool = False
 
 
 class Against(RuleBasedStateMachine):
@@ -108,11 +109,20 @@ class Against(RuleBasedStateMachine):
         if back:
             assert self.outbox.bring_back(key) is (head is not None and head.aside_until > 0)
             if head is not None:
-                head.aside_until = 0
+                head.aside_until, head.has_moved = 0, True
             return
         self.outbox.set_aside(key, head.seq + miss if head else 1, self.now)
-        if head is not None and not miss:
+        if head is not None and not miss and not head.has_moved:
             head.aside_until = self.now + ASIDE_MS
+
+    @precondition(lambda self: self.plain)
+    @rule(data=st.data())
+    def ask_about(self, data: st.DataObject) -> None:
+        """It is shown to somebody who asks the other shards about it."""
+        each = data.draw(st.sampled_from(self.plain))
+        item = self.outbox.find(each.queue[2], each.id)
+        assert item is not None
+        item.has_moved = each.has_moved = False
 
     @rule(ms=st.one_of(st.integers(0, 50), st.just(ASIDE_MS)))
     def time(self, ms: int) -> None:

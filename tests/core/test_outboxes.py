@@ -344,6 +344,17 @@ def test_what_stands_behind_another_shards_is_set_aside_until_that_moves_or_for_
     assert offered(desk, take()) == ([], [turn])
 
 
+def test_what_moved_since_it_was_shown_is_not_set_aside_for_what_was_true_before() -> None:
+    """Another shard said that it holds something before, and that ended before this one heard of it."""
+    desk = shop()
+    desk.one(dispatch(order_key="a"))
+    turn = Turn("acme", Kind.INTENT, "a", 1)
+    assert offered(desk, take()) == ([], [turn])
+    desk.ledger.outbox.moved("trade", [replace(turn, seq=0)])
+    assert offered(desk, take(behind=(turn,))) == ([], [turn])
+    assert offered(desk, take(behind=(turn,))) == ([], [])
+
+
 def fill(outbox: Outboxes, tenant: str, ids: Iterable[int], order: str | None = None) -> None:
     """Entries of a tenant, due now."""
     for number in ids:
