@@ -38,6 +38,8 @@ class Dispatching:
         count: How many operations, 0: as many as ``seconds`` have room for.
         rate: Calls a second where the load is open, 0 where it is closed.
         due_at: When they may be delivered, milliseconds since the epoch; 0: at once.
+        accounts: Of how many accounts they are, in turn, each of which has its own delivered in order; 0: each of its
+            own, so that none waits for another.
     """
 
     client: Client
@@ -48,6 +50,12 @@ class Dispatching:
     seconds: float = 0.0
     rate: float = 0.0
     due_at: int = 0
+    accounts: int = 0
+
+    def account_of(self, key: str) -> str | None:
+        """Whose operation it is, where several are of one account."""
+        number = int(key.rpartition("-")[2])
+        return f"account-{number % self.accounts}" if self.accounts else None
 
 
 @dataclass(slots=True)
@@ -92,6 +100,9 @@ class Calls:
         told: dict[str, Any] = {"namespace": self._load.namespace, "key": key, "intent": intent}
         if self._load.due_at:
             told["not_before"] = self._load.due_at
+        account = self._load.account_of(key)
+        if account is not None:
+            told["order_key"] = account
         self._number += 1
         answer: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._waiting[self._number] = answer
@@ -138,11 +149,11 @@ async def _postgres(load: Dispatching) -> AsyncIterator[list[Dispatch]]:
             connection.prepare_threshold = 0
 
             async def dispatch(key: str, connection: Any = connection) -> str:
-                order_id = uuid.uuid4()
-                # As the API does it, but in one round trip, and each order of an account of its own: none waits.
+                order_id, account = uuid.uuid4(), load.account_of(key) or key
+                # As the API does it, but in one round trip.
                 async with connection.pipeline(), connection.transaction():
-                    await connection.execute(outbox.LANE, (key,))
-                    await connection.execute(outbox.ACCEPT, accepting(order_id, key, key, INTENT, due_at))
+                    await connection.execute(outbox.LANE, (account,))
+                    await connection.execute(outbox.ACCEPT, accepting(order_id, key, account, INTENT, due_at))
                 return str(order_id)
 
             dispatches.append(dispatch)

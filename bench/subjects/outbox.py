@@ -34,6 +34,8 @@ CALLS_A_SECOND: Final = 100
 FILLERS: Final = 512
 FAR_MS: Final = 86_400_000
 """Entries that fill an outbox are due tomorrow."""
+ACCOUNTS: Final = 100
+"""Where entries have to be delivered in order: as many lines, more than deliveries at once."""
 MARGIN_S: Final = 0.3
 
 
@@ -44,7 +46,7 @@ class Outbox:
     Attributes:
         pushed: How to dispatch what is delivered to the sink.
         held: How to dispatch what nobody delivers.
-        fill: Puts so many entries into it at once, due at so many milliseconds since the epoch.
+        fill: Puts so many entries into it at once, due at so many milliseconds since the epoch, of so many accounts.
         filled_per_s: How fast that was the last time.
     """
 
@@ -52,23 +54,27 @@ class Outbox:
     sink: Sink
     pushed: Dispatching
     held: Dispatching
-    fill: Callable[[int, int], None]
+    fill: Callable[[int, int, int], None]
     filled_per_s: float = 4_000.0
 
     def accepted(self, seconds: float) -> Sample:
         """Calls a second, each answered once it is durable, while nothing is delivered."""
         return carry_out(replace(self.held, seconds=seconds)).sample()
 
-    def delivered(self, seconds: float) -> Sample:
+    def delivered(self, seconds: float, accounts: int = 0) -> Sample:
         """Deliveries a second, of entries that all come due at the same moment, from the first to the last."""
         count = max(2, int(seconds * PER_S))
         self.sink.skip()
-        while not self._filled_in_time(count):
+        while not self._filled_in_time(count, accounts):
             # The first ones were under way before the last was there.
             self.sink.wait(count)
             self.filled_per_s /= 2
         arrived = self.sink.wait(count).values()
         return {"ops_per_s": (count - 1) / (max(arrived) - min(arrived))}
+
+    def in_order(self, seconds: float) -> Sample:
+        """The same, where an account's entries have to be delivered one after the other."""
+        return self.delivered(seconds, ACCOUNTS)
 
     def latency(self, seconds: float) -> Sample:
         """From the beginning of a call to the arrival of its delivery: longer than from the acceptance on."""
@@ -76,10 +82,10 @@ class Outbox:
         dispatched = carry_out(replace(self.pushed, rate=CALLS_A_SECOND, seconds=max(1.0, seconds)))
         return latencies_ms(self._latencies_s(dispatched))
 
-    def _filled_in_time(self, count: int) -> bool:
+    def _filled_in_time(self, count: int, accounts: int) -> bool:
         began = time.time()
         due_s = began + MARGIN_S + count / self.filled_per_s * 1.2
-        self.fill(count, int(due_s * 1000))
+        self.fill(count, int(due_s * 1000), accounts)
         self.filled_per_s = count / (time.time() - began)
         return time.time() < due_s
 
@@ -114,6 +120,7 @@ def _measured(outboxes: list[Outbox], rounds: Rounds) -> list[Result]:
     says: dict[str, tuple[str, Callable[[Outbox, float], Sample]]] = {
         "accepted": ("accepted", Outbox.accepted),
         "delivered": ("delivered", Outbox.delivered),
+        "ordered": (f"delivered in order for each of {ACCOUNTS} accounts", Outbox.in_order),
         "latency": ("call to delivery", Outbox.latency),
     }
     subjects = []
@@ -138,8 +145,8 @@ def _of_idemactor(bench: Bench, filled: Filled) -> Iterator[Outbox]:
     ):
         pushed = Dispatching("idemactor", server.rpc)
 
-        def fill(count: int, due_at: int) -> None:
-            carry_out(replace(pushed, tasks=FILLERS, count=count, due_at=due_at))
+        def fill(count: int, due_at: int, accounts: int) -> None:
+            carry_out(replace(pushed, tasks=FILLERS, count=count, due_at=due_at, accounts=accounts))
 
         yield Outbox(f"{filled}/idemactor", destination, pushed, replace(pushed, namespace="held"), fill)
 
@@ -173,7 +180,7 @@ def _database(server: Postgres, name: str, waiting: int) -> Iterator[str]:
         connection.execute(f"CREATE DATABASE {name}")
         with psycopg.connect(conninfo, autocommit=True) as inside:
             inside.execute(SCHEMA)
-            _fill(conninfo, waiting, _tomorrow())
+            _fill(conninfo, waiting, _tomorrow(), 0)
             inside.execute("VACUUM ANALYZE orders, outbox")
         connection.execute("CHECKPOINT")
         yield conninfo
@@ -183,20 +190,22 @@ def _database(server: Postgres, name: str, waiting: int) -> Iterator[str]:
 _FILL: Final = """
 WITH made AS (
     INSERT INTO orders (id, key, account, body)
-    SELECT gen_random_uuid(), name, name, %(body)s
-    FROM (SELECT %(prefix)s || '-' || number FROM generate_series(1, %(count)s) AS number) AS names (name)
+    SELECT gen_random_uuid(), name,
+        CASE %(accounts)s WHEN 0 THEN name ELSE 'account-' || number %% greatest(%(accounts)s, 1) END,
+        %(body)s
+    FROM (SELECT %(prefix)s || '-' || number, number FROM generate_series(1, %(count)s) AS number) AS n (name, number)
     RETURNING id, account)
 INSERT INTO outbox (order_id, account, due_at, deliver_until)
 SELECT id, account, to_timestamp(%(due_at)s / 1000.0), now() + interval '7 days' FROM made
 """
 
 
-def _fill(conninfo: str, count: int, due_at: int) -> None:
+def _fill(conninfo: str, count: int, due_at: int, accounts: int) -> None:
     """As many orders as that, in one transaction."""
     import psycopg
 
     with psycopg.connect(conninfo) as connection:
-        told = {"body": INTENT, "prefix": os.urandom(8).hex(), "count": count, "due_at": due_at}
+        told = {"body": INTENT, "prefix": os.urandom(8).hex(), "count": count, "due_at": due_at, "accounts": accounts}
         connection.execute(_FILL, told)
 
 
