@@ -291,7 +291,9 @@ class RpcCalls:
 
         async def answer() -> None:
             try:
-                self._said.append(await work())
+                frame = await work()
+                # Looked up only now: what other calls said meanwhile has left, with the list that it stood in.
+                self._said.append(frame)
             except RequestError as error:
                 self._refuse(request.msgid, error)
             self._flush()

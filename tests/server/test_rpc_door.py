@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import ssl
 import struct
 from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from typing import Any, Final
 
 import msgpack
 import pytest
@@ -479,6 +480,29 @@ async def test_a_request_that_can_be_read_is_answered_whatever_is_in_it(autojump
         await peer.send(twice, request(6, 5, {}), request(7, "reserve", 1), request(8, "ping"))
         answers = await peer.answers([5, 6, 7, 8])
         assert [str(error).partition(":")[0] for error, _ in answers] == ["IDEMPOTENCY_INVALID_REQUEST"] * 3 + ["None"]
+
+
+OPERATION: Final = {"namespace": "default", "operation_id": "01990000-0000-7000-8000-000000000000"}
+SLOW_CALLS: Final = {
+    "operation": OPERATION | {"wait_ms": 50},
+    "cancel": OPERATION,
+    "outbox.poll": {"namespace": "default", "wait_ms": 50},
+    "records": {"namespace": "default"},
+    "incidents": {"namespace": "default"},
+    "acknowledge": {"namespace": "default", "id": "1"},
+}
+"""What takes more than one step, and so overlaps with whatever else a connection asks."""
+
+
+async def test_calls_that_overlap_on_one_connection_are_each_answered(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as server:
+        peer = server.connect()
+        calls = [(method, params) for method, params in SLOW_CALLS.items() for _ in range(3)]
+        calls += [("ping", {}), ("get", {"namespace": "default", "key": ""}), ("nonsense", {})]
+        random.Random(1).shuffle(calls)
+        with trio.fail_after(5):
+            await peer.send(*(request(number, *call) for number, call in enumerate(calls)))
+            assert len(await peer.answers(list(range(len(calls))))) == len(calls)
 
 
 async def test_a_bug_closes_one_connection_and_the_shard_goes_on(
