@@ -73,7 +73,9 @@ class Account:
                 count += 1
 
     def _accepted(self, body: str) -> str | None:
-        call = {"key": body, "intent": {"body": body}, "order_key": f"a{self._number}"}
+        call: dict[str, Any] = {"key": body, "intent": {"body": body}}
+        if keeps_order(body):
+            call["order_key"] = f"a{self._number}"
         while not self._stop.is_set():
             try:
                 with self._server.http_client() as client:
@@ -135,11 +137,17 @@ def tell(accepted: list[tuple[str, str]], destination: Destination) -> None:
     print(f"{ROUNDS} kills, {len(accepted)} operations accepted: {executed[1]} executed once, {executed[0]} never")
 
 
+def keeps_order(body: str) -> bool:
+    """Every other one: behind one that stays in doubt nothing of its account is sent any more."""
+    return int(body.rpartition("-")[2]) % 2 == 0
+
+
 def assert_in_order(destination: Destination) -> None:
     seen: dict[str, list[int]] = defaultdict(list)
     for body in destination.order:
         account, number = body.split("-")
-        seen[account].append(int(number))
+        if keeps_order(body):
+            seen[account].append(int(number))
     for numbers in seen.values():
         assert numbers == sorted(numbers)
 
