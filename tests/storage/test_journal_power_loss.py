@@ -27,7 +27,7 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.ledger import Ledger
 from idemactor.core.policy import Policy
 from idemactor.errors import StorageError
-from idemactor.storage import directory, journaled, sqlite_wal
+from idemactor.storage import directory, journaled, sqlite_wal, watermark
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
@@ -52,6 +52,8 @@ STEPS: Final = 500
 PLANTED_ROUNDS: Final = 80
 """In how many rounds a planted fault has to be found; it takes a handful."""
 SHARDS_MAX: Final = 4
+LARGE_BYTES: Final = 400
+"""Of a batch: about a third of them are larger."""
 
 INVENTED: Final = (
     "entries",
@@ -344,7 +346,7 @@ class Round:
         left.mkdir()
         for file in self.directory.iterdir():
             # What nobody has opened in this life is as it was.
-            if str(file) not in self.disk.inodes and not file.name.endswith("-shm"):
+            if str(file) not in self.disk.inodes and not file.name.endswith(("-shm", watermark.SUFFIX)):
                 shutil.copyfile(file, left / file.name)
         self.disk.leave(left)
         self.disk.close()
@@ -372,6 +374,8 @@ async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Du
     """One round; raises ``Lost`` where the promise is broken."""
     rng = Random(seed)
     shards = rng.randrange(2, SHARDS_MAX + 1)
+    # In every third round larger batches do not go by the journal.
+    large = LARGE_BYTES if seed % 3 == 0 else journaled.BODY_BYTES_MAX
     home = templates / f"seed-{seed}"
     shutil.copytree(template(templates, shards), home)
     keepers = []
@@ -381,7 +385,9 @@ async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Du
         keepers.append(Keeper(shard, writer, [writer.disk]))
     game = Round(home, rng, odds, durability, LossyDisk(rng), keepers, rng.choice((1, 3, 20)))
     try:
-        await game.run()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(journaled, "BODY_BYTES_MAX", large)
+            await game.run()
     except BaseExceptionGroup as group:
         lost = group.subgroup(Lost)
         raise (lost.exceptions[0] if lost is not None else group) from None
@@ -556,4 +562,40 @@ async def test_an_answer_that_waits_for_another_shards_batch_is_found_out(
         return result
 
     monkeypatch.setattr(JournalFile, "append", in_two)
+    assert await found_out(tmp_path, Odds())
+
+
+async def test_a_watermark_that_is_written_before_the_sync_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = JournalFile.append
+
+    def hasty(file: JournalFile, rows: list[Row], done: dict[int, int]) -> CommitResult:
+        if rows:
+            file._note_synced(rows[-1].seq)
+        return real(file, rows, done)
+
+    monkeypatch.setattr(JournalFile, "append", hasty)
+    assert await found_out(tmp_path, Odds())
+
+
+async def test_a_watermark_where_commits_do_not_sync_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JournalFile, "_note_synced", lambda file, number: file._watermark.note(number))
+    assert await found_out(tmp_path, Odds(failing_sync=0.0, full_disk=0.0), "process")
+
+
+async def test_a_large_batch_of_which_the_journal_knows_nothing_until_the_file_has_it_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives it its number only afterwards leaves a file that is ahead of its journal."""
+
+    async def hasty(engine: JournaledEngine, batch: Batch, size: int) -> CommitResult:
+        engine._seq += 1
+        engine._journal._last_seq += 1
+        engine._lay_over(batch, size)
+        return await engine._write()
+
+    monkeypatch.setattr(JournaledEngine, "_bypass", hasty)
     assert await found_out(tmp_path, Odds())
