@@ -31,7 +31,7 @@ from idemactor.storage import directory, journaled, sqlite_wal, watermark
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
-from idemactor.storage.journal import Journal
+from idemactor.storage.journal import BODY_BYTES_MAX, Journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, JournalFile, Row
 from idemactor.storage.journaled import JournaledEngine
@@ -375,7 +375,7 @@ async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Du
     rng = Random(seed)
     shards = rng.randrange(2, SHARDS_MAX + 1)
     # In every third round larger batches do not go by the journal.
-    large = LARGE_BYTES if seed % 3 == 0 else journaled.BODY_BYTES_MAX
+    large = LARGE_BYTES if seed % 3 == 0 else BODY_BYTES_MAX
     home = templates / f"seed-{seed}"
     shutil.copytree(template(templates, shards), home)
     keepers = []
