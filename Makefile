@@ -73,7 +73,7 @@ $(BENCH_STAMP): $(STAMP) requirements-bench.lock
 	@touch $@
 
 crash: $(ORDER_API_STAMP) ## Kill and cut the power of real servers, many rounds (CRASH_ROUNDS, POWER_ROUNDS).
-	CRASH_ROUNDS=$(CRASH_ROUNDS) POWER_ROUNDS=$(POWER_ROUNDS) $(BIN)/python -m pytest tests/system -k "crash or power" $(ARGS)
+	CRASH_ROUNDS=$(CRASH_ROUNDS) POWER_ROUNDS=$(POWER_ROUNDS) $(BIN)/python -m pytest tests/system tests/storage -k "crash or power" $(ARGS)
 
 faults: install ## Fail every operation of the disk in turn, change bytes, fill disks, take files away (FAULT_ROUNDS, FLIP_ROUNDS).
 	FAULT_ROUNDS=$(FAULT_ROUNDS) FLIP_ROUNDS=$(FLIP_ROUNDS) $(BIN)/python -m pytest tests/faults -s $(ARGS)

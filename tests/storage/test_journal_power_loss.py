@@ -199,11 +199,15 @@ class Round:
     disk: LossyDisk
     keepers: list[Keeper]
     rows: int
+    lossy_from: int = LIVES
+    """From which life on commits do not sync."""
     journal: Journal = field(init=False)
     file: JournalFile = field(init=False)
 
     async def run(self) -> None:
-        for _ in range(LIVES):
+        for life in range(LIVES):
+            if life == self.lossy_from:
+                self.durability = "process"
             await self.live()
             self.lose_power()
         self.disk.power_lost_at = None
@@ -370,7 +374,9 @@ class Round:
             raise Lost(f"the check finds: {wrong}")
 
 
-async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Durability = "full") -> None:
+async def play(
+    seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Durability = "full", lossy_from: int = LIVES
+) -> None:
     """One round; raises ``Lost`` where the promise is broken."""
     rng = Random(seed)
     shards = rng.randrange(2, SHARDS_MAX + 1)
@@ -383,7 +389,7 @@ async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Du
     for shard in range(shards):
         writer = Clerk(rng, shard=shard, shards=shards) if like_a_shard else Writer(rng)
         keepers.append(Keeper(shard, writer, [writer.disk]))
-    game = Round(home, rng, odds, durability, LossyDisk(rng), keepers, rng.choice((1, 3, 20)))
+    game = Round(home, rng, odds, durability, LossyDisk(rng), keepers, rng.choice((1, 3, 20)), lossy_from)
     try:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(journaled, "BODY_BYTES_MAX", large)
@@ -440,6 +446,12 @@ async def test_without_syncs_a_power_loss_takes_only_the_latest(tmp_path: Path) 
     for seed in list(seeds())[: max(1, ROUNDS // 3)]:
         with replayable(seed):
             await play(seed, tmp_path, Odds(failing_sync=0.0, full_disk=0.0), "process")
+
+
+async def test_what_was_synced_once_stays_true_where_later_commits_do_not_sync(tmp_path: Path) -> None:
+    for seed in list(seeds())[: max(1, ROUNDS // 3)]:
+        with replayable(seed):
+            await play(seed, tmp_path, Odds(failing_sync=0.0, full_disk=0.0), lossy_from=1 + seed % 2)
 
 
 # ------------------------------------------------------------------------------------------------------- planted faults
