@@ -39,6 +39,7 @@ from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import is_sealed
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.wal_frames import damage_behind
+from idemactor.storage.watermark import lost_end, synced_up_to
 
 _MAY_BE_LOSSY: Final = ' (after a power failure under durability = "process", start once more with that setting)'
 EXAMPLES_MAX: Final = 5
@@ -245,6 +246,8 @@ def _journal(path: Path, findings: list[Finding]) -> dict[int, Held] | None:
             for (line,) in connection.execute("PRAGMA integrity_check(20)").fetchall():
                 if line != "ok":
                     findings.append(Finding(None, Severity.ERROR, f"{path.name}: integrity: {line}"))
+            if lost := lost_end(synced_up_to(path), journal_file.read_latest(connection)):
+                findings.append(Finding(None, Severity.ERROR, f"{path.name}: {lost}"))
             return journal_file.read_all(connection)
     except (apsw.Error, StorageError, OSError) as error:
         findings.append(Finding(None, Severity.ERROR, f"{path.name} cannot be read: {error}"))

@@ -42,6 +42,7 @@ from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.sqlite_file import Place, ShardFile
+from idemactor.storage.watermark import synced_up_to
 from idemactor.storage.writing import seal
 
 BUSY_MS: Final = 10_000
@@ -134,7 +135,11 @@ def copy_files(
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
     opened = open_beside if meta.copied_ms is None else _open_at_rest
     for name in meta.journals():
+        # Read before: what was synced by then is in whatever is copied from here on.
+        synced = None if apart else synced_up_to(home / name)
         _copy_file(opened(home / name), target / (name + _PART), partial(silent, name))
+        with _opened_copy(target / (name + _PART)) as copy:
+            journal_file.refuse_lost_end(copy, name, synced)
     if read_meta(source) != meta:
         raise StartError(f"data directory {source} was just started with other settings; try again")
     shards = []
@@ -197,13 +202,20 @@ def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, to
             connection.close()
 
 
-def _held(journal: Path, shard: int) -> Held:
+@contextlib.contextmanager
+def _opened_copy(journal: Path) -> Iterator[apsw.Connection]:
     connection = apsw.Connection(str(journal), vfs=checked_vfs())
     try:
         check_version(connection, journal.name.removesuffix(_PART), journal_file.KIND)
-        return journal_file.read_shard(connection, shard)
+        yield connection
     finally:
         connection.close()
+
+
+def _held(journal: Path, shard: int) -> Held:
+    with _opened_copy(journal) as connection:
+        return journal_file.read_shard(connection, shard)
+    raise AssertionError("a connection swallows nothing")
 
 
 def _complete(place: Place, path: Path, held: Held, first_seq: int, *, apart: bool) -> ShardCopy:

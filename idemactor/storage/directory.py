@@ -46,6 +46,7 @@ from idemactor.storage.layout import (
 )
 from idemactor.storage.sqlite_create import create_file, holds_nothing, sync_directory
 from idemactor.storage.tokens import leap, token_at
+from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -212,7 +213,7 @@ class DataDirectory:
 def _remove_journals(path: Path, workers: int) -> None:
     """Remove those of another number of workers: nothing is in them that the shards' files do not have."""
     for worker in range(workers):
-        for suffix in ("", "-wal", "-shm"):
+        for suffix in ("", "-wal", "-shm", SYNCED_SUFFIX):
             (path / (journal_name(worker, workers) + suffix)).unlink(missing_ok=True)
 
 

@@ -11,8 +11,9 @@ while it is being cancelled: the lead may come to it, and a write goes on in its
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 import trio
@@ -154,12 +155,19 @@ class Journal:
 
     async def wipe(self) -> bool:
         """Leave nothing in the file of what the shards' own files hold; whether that was possible."""
+        return await self._let_go(self._file.wipe, thread=True)
+
+    async def settle(self) -> bool:
+        """Say at once, durably, what the shards' own files hold (see ``applied``); whether that was possible."""
+        return await self._let_go(partial(self._file.append, []), thread=self._pace.slow)
+
+    async def _let_go(self, write: Callable[[Mapping[int, int]], CommitResult], *, thread: bool) -> bool:
         with trio.CancelScope(shield=True):
             async with self._busy:
                 done, self._done = self._done, {}
                 result = CommitResult.UNKNOWN
                 try:
-                    result = await self._run(lambda: self._file.wipe(done), thread=True)
+                    result = await self._run(lambda: write(done), thread=thread)
                 finally:
                     if result is not CommitResult.OK:
                         self._done = done | self._done

@@ -23,7 +23,8 @@ from idemactor.errors import StorageError
 from idemactor.storage.base import CommitResult
 from idemactor.storage.sealing import Keyring, is_sealed, unseal
 from idemactor.storage.sqlite_create import Kind, check_version, create
-from idemactor.storage.sqlite_wal import Durability, WalFile, missing
+from idemactor.storage.sqlite_wal import Durability, WalFile, damaged, missing
+from idemactor.storage.watermark import Watermark, lost_end, synced_up_to
 
 APPLICATION_ID: Final = 0x49644D4A
 """Marks a file as one of our journals (bytes 68 to 71 of a SQLite file, https://www.sqlite.org/fileformat2.html)."""
@@ -73,8 +74,8 @@ LOST_MAX: Final = 2**32
 """How many batches a power loss may take at most: a file that is further ahead is of another directory."""
 
 _MISMATCH: Final = (
-    "one of the two was restored without the other, or is of another directory; restore the whole directory from one"
-    " backup"
+    "one of the two lost its end, was restored without the other, or is of another directory; restore the whole"
+    " directory from one backup"
 )
 
 
@@ -179,12 +180,50 @@ def read_shard(connection: apsw.Connection, shard: int) -> Held:
     return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
 
 
+def refuse_lost_end(connection: apsw.Connection, name: str, synced: int | None) -> None:
+    """Refuse a journal that does not hold any more what was once synced.
+
+    Args:
+        connection: To it.
+        name: Of its file, for people.
+        synced: What ``synced_up_to`` said before this connection looked at it for the first time.
+
+    Raises:
+        StorageError: The message says the way out.
+        apsw.Error: It cannot be read.
+    """
+    if (lost := lost_end(synced, read_latest(connection))) is not None:
+        raise StorageError(f"{damaged(name, lost)}; without one, `idemactor restore --apart` goes on with what is left")
+
+
+def read_latest(connection: apsw.Connection) -> int:
+    """The highest number that the journal ever held.
+
+    Raises:
+        apsw.Error: It cannot be read.
+    """
+    return int(connection.execute(_LATEST).get)
+
+
 class JournalFile(WalFile[int]):
     """The connection to the journal; ``open`` returns the highest number that it ever held, 0 for a new one."""
 
     def __init__(self, path: Path, durability: Durability = "full", vfs: str | None = None) -> None:
         super().__init__(path, durability, vfs)
         self.lossy = durability == "process"
+        self._path = path
+        self._watermark = Watermark(path)
+
+    def open(self, *, recovering: bool = False) -> int:
+        """See ``WalFile.open``; a journal that lost its end is damaged."""
+        latest = super().open(recovering=recovering)
+        self._note_synced(latest)
+        return latest
+
+    def close(self, *, tidy: bool) -> None:
+        """See ``WalFile.close``."""
+        super().close(tidy=tidy)
+        self._watermark.close()
 
     def append(self, rows: Sequence[Row], done: Mapping[int, int]) -> CommitResult:
         """Append batches as one transaction, and drop what the shards' own files hold.
@@ -200,7 +239,10 @@ class JournalFile(WalFile[int]):
                 connection.executemany(_DROP, done.items())
                 connection.executemany(_DROPPED, done.items())
 
-        return self.transact(work)
+        result = self.transact(work)
+        if result is CommitResult.OK and rows:
+            self._note_synced(rows[-1].seq)
+        return result
 
     def read_batches(self, shard: int) -> Held:
         """What the journal holds of a shard.
@@ -227,7 +269,17 @@ class JournalFile(WalFile[int]):
         check_version(connection, self._name, KIND)
 
     def _read_state(self, connection: apsw.Connection) -> int:
-        return int(connection.execute(_LATEST).get)
+        # Before anything is written: what is left of the WAL stays as it is.
+        refuse_lost_end(connection, self._name, synced_up_to(self._path))
+        return read_latest(connection)
+
+    def _tidied(self) -> None:
+        self._watermark.remove()
+
+    def _note_synced(self, number: int) -> None:
+        # A number whose batch a power loss may take would call the journal damaged that has lost it.
+        if not self.lossy:
+            self._watermark.note(number)
 
     def _touch(self, connection: apsw.Connection) -> None:
         connection.execute(_TOUCH)

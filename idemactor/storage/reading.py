@@ -28,6 +28,7 @@ from idemactor.storage.journal_rows import decode
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import check_version
+from idemactor.storage.watermark import synced_up_to
 
 _PART: Final = " WHERE (records.hash % :shards + :shards) % :shards = :shard ORDER BY records.id"
 # Without "+ :shards" a negative hash would leave a negative rest: SQLite rounds towards zero, Python down.
@@ -241,11 +242,12 @@ def read_held(path: Path, shard: int) -> Held:
     """What the journal at ``path``, which nobody uses, holds of a shard.
 
     Raises:
-        StorageError: It is not ours, or of a newer release.
+        StorageError: It is not ours, of a newer release, or damaged.
         apsw.Error: It cannot be read.
         OSError: It cannot be opened.
     """
     refuse_damage(path)
     with open_untouched(path) as connection:
         check_version(connection, path.name, journal_file.KIND)
+        journal_file.refuse_lost_end(connection, path.name, synced_up_to(path))
         return journal_file.read_shard(connection, shard)

@@ -12,11 +12,12 @@ import apsw
 from idemactor.errors import StorageError
 from idemactor.storage import schema
 from idemactor.storage.checksums import checked_vfs, make_room
+from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 
 PAGE_BYTES: Final = 4096
 """One page of a file is one page of the kernel's cache and one block of the usual file systems."""
-_SIDE_SUFFIXES: Final = ("-wal", "-shm", "-journal")
-"""What SQLite keeps beside a file."""
+_SIDE_SUFFIXES: Final = ("-wal", "-shm", "-journal", SYNCED_SUFFIX)
+"""What SQLite and we keep beside a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
     """
     scratch = path.with_name(path.name + ".new")
     for suffix in _SIDE_SUFFIXES:
-        # A WAL that an older file left behind would be taken for this one's.
+        # What an older file left behind would be taken for this one's.
         path.with_name(path.name + suffix).unlink(missing_ok=True)
         scratch.with_name(scratch.name + suffix).unlink(missing_ok=True)
     scratch.unlink(missing_ok=True)

@@ -288,12 +288,16 @@ class WalFile(ABC, Generic[S]):
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
                 # All of it is in the file now: other programs may do with the WAL as they like.
                 self._wal_inode = None
+                self._tidied()
         except apsw.Error as error:
             self.last_error = error
         try:
             connection.close()
         except apsw.Error as error:
             self.last_error = error
+
+    def _tidied(self) -> None:
+        """All that was in the WAL is in the file, and nobody uses it any more."""
 
     # ------------------------------------------------------------------------------------------------------- writing
 

@@ -49,7 +49,7 @@ def damage_behind(path: Path, frames: int) -> str | None:
     """What is wrong with a WAL of which SQLite read so many frames; None: it ends where a power loss may have torn it.
 
     Not found is damage to the last transaction, and to the last frame of the two before it: it cannot be told from a
-    write that the power cut off.
+    write that the power cut off. Of a journal ``watermark.py`` tells.
 
     Raises:
         OSError: It cannot be read.

@@ -1,6 +1,7 @@
 """A byte of a file changes on its own: it is found by the check, and where it is read; no answer is ever wrong.
 
-``FLIP_ROUNDS`` is how many bytes are changed, spread evenly over all files (60); ``make faults`` tries more.
+``FLIP_ROUNDS`` is how many bytes are changed, spread evenly over all files, and how many ends of WALs are damaged, cut
+or gone (60); ``make faults`` tries more.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ from idemactor.errors import StorageError
 from idemactor.storage.check import check_directory
 from idemactor.storage.checksums import checked_vfs
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.layout import shard_name
 from idemactor.storage.sqlite_create import PAGE_BYTES
-from idemactor.storage.wal_frames import frames_in
+from idemactor.storage.sqlite_wal import FRAME_BYTES
+from idemactor.storage.wal_frames import HEADER_BYTES, frames_in
+from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 from tests.faults.disk import FaultyDisk
 from tests.faults.life import BACK_WITHIN_S, EVICT_AFTER_MS, SHARDS, Broken, Caller, Life, Standing, work
 from tests.shard.harness import identity
@@ -60,9 +64,7 @@ def _killed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, s
             # Forgetting emptied the logs.
             for number in range(LOGGED):
                 await caller.commit(f"logged-{number}", await caller.reserve(f"logged-{number}"))
-            # The last transaction of a WAL may be lost without a trace: it looks like one that the power cut off.
             await caller.reserve("last")
-            life.allowed["last"] |= {("free", None)}
             shutil.copytree(life.path, left)
 
     on_mock_time(story)
@@ -80,14 +82,41 @@ def _replaced_by_wal(file: Path) -> set[int]:
     return {frame.page for frame in frames_in(file.with_name(file.name + "-wal"))}
 
 
-async def _start_and_look(life: Life) -> str:
+def _counts_up_to(wal: Path) -> int:
+    """Where what counts of a WAL ends, and what an earlier run left begins."""
+    return HEADER_BYTES + len(frames_in(wal)) * FRAME_BYTES
+
+
+async def _start_and_look(life: Life, *, must_answer: bool) -> str:
     """Start and ask for everything; what became of it."""
     try:
         async with life.running() as caller:
-            await caller.look()
+            await caller.look(must_answer=must_answer)
             return "served in part" if caller.refused else "served"
     except StorageError:
         return "refused to start"
+
+
+def _found_and_became(directory: Path, allowed: dict[str, set[Standing]]) -> tuple[bool, str]:
+    """Whether the check finds it, and what becomes of a start: what is not found must cost nothing at all."""
+    found = not check_directory(directory).sound
+    life = life_in(directory)
+    life.allowed = {key: set(each) for key, each in allowed.items()}
+    outcome = ""
+
+    async def story() -> None:
+        nonlocal outcome
+        outcome = await _start_and_look(life, must_answer=not found)
+
+    try:
+        on_mock_time(story)
+    except BaseException as error:
+        error.add_note(f"FAULT_SEED={SEED}; the check found it: {found}")
+        raise
+    finally:
+        life.disk.close()
+    assert found or outcome == "served"
+    return found, outcome
 
 
 def test_a_changed_byte_is_found_by_the_check_and_is_never_an_answer(
@@ -96,7 +125,7 @@ def test_a_changed_byte_is_found_by_the_check_and_is_never_an_answer(
     left, allowed = killed
     assert check_directory(left).findings == ()
     files = [file for file in sorted(left.glob("*.db*")) if not file.name.endswith("-shm") and file.stat().st_size]
-    assert {file.suffix for file in files} == {".db", ".db-wal"}
+    assert {file.suffix for file in files} == {".db", ".db-wal", ".db-synced"}
     sizes = [file.stat().st_size for file in files]
     rng = Random(SEED)
     became: Counter[tuple[str, str]] = Counter()
@@ -106,32 +135,85 @@ def test_a_changed_byte_is_found_by_the_check_and_is_never_an_answer(
         position = rng.randrange(size)
         directory = shutil.copytree(left, tmp_path / str(number))
         change(directory / file.name, position, rng)
-        found = not check_directory(directory).sound
-        life = life_in(directory)
-        life.allowed = {key: set(each) for key, each in allowed.items()}
-        outcome = ""
-
-        async def story(life: Life = life) -> None:
-            nonlocal outcome
-            outcome = await _start_and_look(life)
-
         try:
-            on_mock_time(story)
+            found, outcome = _found_and_became(directory, allowed)
         except BaseException as error:
-            error.add_note(f"FAULT_SEED={SEED}: byte {position} of {file.name}; the check found it: {found}")
+            error.add_note(f"byte {position} of {file.name}")
             raise
-        finally:
-            life.disk.close()
-        kind = "WAL" if file.name.endswith("-wal") else "file"
+        kind = {".db": "file", ".db-wal": "WAL", ".db-synced": "number beside the journal"}[file.suffix]
+        if kind == "WAL" and position >= _counts_up_to(file):
+            kind = "WAL, of an earlier run"
         if kind == "file" and not found and position // PAGE_BYTES + 1 in _replaced_by_wal(file):
             kind = "page that the WAL replaces"
         became[kind, f"{'found by the check' if found else 'not found'}, {outcome}"] += 1
-        if kind == "file":
+        if kind == "file" or (kind == "WAL" and file.name.startswith("journal")):
             assert found, f"byte {position} of {file.name}"
         shutil.rmtree(directory)
     print(dict(became))
     assert sum(became.values()) == ROUNDS
     assert any(kind == "WAL" and what.startswith("found") for kind, what in became)
+
+
+def change_end(wal: Path, rng: Random) -> None:
+    """One bit of the last transaction."""
+    frames = frames_in(wal)
+    commits = [number for number, frame in enumerate(frames) if frame.commit]
+    first = commits[-2] + 1 if len(commits) > 1 else 0
+    change(wal, rng.randrange(HEADER_BYTES + first * FRAME_BYTES, _counts_up_to(wal)), rng)
+
+
+def cut(wal: Path, rng: Random) -> None:
+    os.truncate(wal, rng.randrange(_counts_up_to(wal)))
+
+
+def cut_last(wal: Path, rng: Random) -> None:
+    os.truncate(wal, _counts_up_to(wal) - rng.randrange(1, FRAME_BYTES))
+
+
+def empty(wal: Path, _rng: Random) -> None:
+    os.truncate(wal, 0)
+
+
+def delete(wal: Path, _rng: Random) -> None:
+    wal.unlink()
+
+
+def test_an_end_of_a_wal_that_is_damaged_cut_or_gone_is_found_or_costs_nothing(
+    killed: tuple[Path, dict[str, set[Standing]]], tmp_path: Path
+) -> None:
+    left, allowed = killed
+    wals = [wal for wal in sorted(left.glob("*.db-wal")) if wal.stat().st_size]
+    assert {wal.name for wal in wals} == {f"{name}-wal" for name in (JOURNAL_NAME, shard_name(0), shard_name(1))}
+    ways = [change_end, cut, cut_last, empty, delete]
+    rng = Random(SEED)
+    became: Counter[tuple[str, str]] = Counter()
+    for number in range(ROUNDS):
+        wal, way = wals[number % len(wals)], ways[number // len(wals) % len(ways)]
+        directory = shutil.copytree(left, tmp_path / str(number))
+        way(directory / wal.name, rng)
+        try:
+            found, outcome = _found_and_became(directory, allowed)
+        except BaseException as error:
+            error.add_note(f"round {number}: {way.__name__} of {wal.name}")
+            raise
+        kind = "journal" if wal.name.startswith("journal") else "file"
+        became[f"{way.__name__} of a {kind}", f"{'found by the check' if found else 'not found'}, {outcome}"] += 1
+        if kind == "journal":
+            assert (found, outcome) == (True, "refused to start"), f"{way.__name__} in round {number}"
+        shutil.rmtree(directory)
+    print(dict(became))
+
+
+def test_without_the_number_beside_the_journal_its_end_is_lost(
+    killed: tuple[Path, dict[str, set[Standing]]], tmp_path: Path
+) -> None:
+    """So that it is known that the tests above would fail without it."""
+    left, allowed = killed
+    directory = shutil.copytree(left, tmp_path / "data")
+    (directory / (JOURNAL_NAME + SYNCED_SUFFIX)).unlink()
+    cut_last(directory / f"{JOURNAL_NAME}-wal", Random(SEED))
+    with pytest.RaisesGroup(pytest.RaisesExc(Broken, match="last")):
+        _found_and_became(directory, allowed)
 
 
 def test_a_byte_that_changes_under_a_running_server_costs_its_shard_until_it_is_right_again(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from idemactor.storage.journal_file import JournalFile
 from idemactor.storage.journaled import JournaledEngine
 from idemactor.storage.layout import journal_name, write_meta
 from idemactor.storage.sqlite import SqliteEngine
+from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 from tests.storage.samples import NOW, pending
 
 SHARDS: Final = 5
@@ -109,6 +110,7 @@ def test_any_number_after_any_other_keeps_everything(path: Path) -> None:
         workers = chance.randint(1, SHARDS)
         settle(path, workers)
         assert journals(path) == {journal_name(worker, workers) for worker in range(workers)}, f"seed {seed}"
+        assert {file.name.removesuffix(SYNCED_SUFFIX) for file in path.glob("*" + SYNCED_SUFFIX)} <= journals(path)
         keys.append(f"k{turn:02}")
         write(path, keys[-1:], behind=chance.random() < 0.5)
         assert journal_findings(path) == [], f"seed {seed}"

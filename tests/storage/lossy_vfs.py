@@ -8,7 +8,9 @@ keeps, for every file, what a power loss leaves. It follows a POSIX file system 
 - a name made or removed is durable once its directory was synced, which SQLite's VFS does with the first sync of a
   new file and where it says so on deletion; before that either may have happened;
 - a sync that fails leaves some sectors written, and the rest marked clean: they are read back from the cache, and no
-  later sync writes them.
+  later sync writes them;
+- what is written beside a file without ever being synced (the watermark of a journal) survives as it is, as it ever was
+  before, torn between two of these, or not at all, whatever became of the file.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ from random import Random
 from typing import Final
 
 import apsw
+
+from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 
 SECTOR_BYTES: Final = 512
 PAGE_BYTES_MIN: Final = 512
@@ -115,6 +119,7 @@ class LossyDisk(apsw.VFS):
         failing_reads: How many of the next reads fail.
         afflicted: Syncs fail, and space runs out, only for files whose path contains this.
         synced: How many syncs succeeded.
+        unsynced: By path, all that ever stood in a file that is never synced.
     """
 
     def __init__(self, rng: Random) -> None:
@@ -130,6 +135,7 @@ class LossyDisk(apsw.VFS):
         self.synced = 0
         self.rng = rng
         self.inodes: dict[str, Inode] = {}
+        self.unsynced: dict[str, list[bytes]] = {}
         self._removed: dict[str, Inode] = {}
 
     @property
@@ -138,6 +144,7 @@ class LossyDisk(apsw.VFS):
 
     def step(self) -> None:
         """Count one change; raise once the power is gone."""
+        self._look_beside()
         self.steps += 1
         if self.dead:
             raise apsw.IOError("the power is gone")
@@ -164,6 +171,26 @@ class LossyDisk(apsw.VFS):
         if inode is not None and inode.named and not syncdir:
             self._removed[filename] = inode
 
+    def _look_beside(self) -> None:
+        """Remember what stands beside the files, which nobody writes through this disk."""
+        for path in self.inodes:
+            if path.endswith(".db") and (beside := Path(path + SYNCED_SUFFIX)).exists():
+                content, seen = beside.read_bytes(), self.unsynced.setdefault(str(beside), [])
+                if not seen or seen[-1] != content:
+                    seen.append(content)
+
+    def _leave_unsynced(self, directory: Path) -> None:
+        self._look_beside()
+        rng = self.rng
+        for path, seen in self.unsynced.items():
+            # The latest one is the one that could say too much.
+            content = seen[-1] if rng.random() < 0.5 else rng.choice(seen)
+            if rng.random() < 0.2:
+                other, upto = rng.choice(seen), rng.randrange(len(content))
+                content = content[:upto] + other[upto:]
+            if rng.random() < 0.9:
+                (directory / Path(path).name).write_bytes(content)
+
     def leave(self, directory: Path) -> None:
         """Write what a power loss now leaves into an empty directory."""
         rng = self.rng
@@ -177,6 +204,7 @@ class LossyDisk(apsw.VFS):
         for path, inode in files.items():
             inode.sync_some(survives, rng)
             (directory / Path(path).name).write_bytes(inode.surface)
+        self._leave_unsynced(directory)
 
     def close(self) -> None:
         self.unregister()

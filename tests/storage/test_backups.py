@@ -20,14 +20,17 @@ from idemactor.storage.backups import back_up, restore
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import JournalFile, Row
 from idemactor.storage.journal_rows import encode
 from idemactor.storage.layout import META_NAME, lock_name, read_meta, shard_name
 from idemactor.storage.progress import silent
 from idemactor.storage.reading import Part
+from idemactor.storage.sqlite_wal import FRAME_BYTES
 from idemactor.storage.tokens import TOKENS_BEFORE_COPIES, token_at
+from idemactor.storage.wal_frames import HEADER_BYTES, frames_in
 from tests.storage import format_1
-from tests.storage.filled import Content, Filler, content_of
+from tests.storage.filled import Content, Filler, content_of, killed
 from tests.storage.samples import NOW, name, pending
 
 ROUNDS = 12
@@ -340,3 +343,23 @@ def test_a_directory_of_the_first_format_is_backed_up_with_its_journal(tmp_path:
     assert {i: w.entry for i, w in found.wholes.items()} == {**format_1.ENTRIES, name("six"): pending(6, name("six"))}
     with DataDirectory.open(tmp_path / "backup") as data:
         assert lock_name(0) in os.listdir(data.path)
+
+
+async def test_of_a_journal_that_lost_its_end_what_is_left_is_taken_only_apart(tmp_path: Path) -> None:
+    filler = Filler(Random(3), tmp_path / "data", 2)
+    await filler.open()
+    await filler.turns(40)
+    left = killed(filler.path, tmp_path / "left")
+    await filler.close()
+    whole = content_of(left)
+    wal = left / f"{JOURNAL_NAME}-wal"
+    os.truncate(wal, HEADER_BYTES + len(frames_in(wal)) * FRAME_BYTES - 1)
+    with pytest.raises(StorageError, match=r"it ends at batch .*`idemactor restore --apart`"):
+        restore(left, tmp_path / "refused", silent)
+    restored = restore(left, tmp_path / "new", silent, apart=True)
+    assert check_directory(tmp_path / "new").findings == ()
+    kept = content_of(tmp_path / "new")
+    assert kept != whole
+    assert kept.wholes.keys() & whole.wholes.keys()
+    assert restored.next_token > max(each.entry.record.token for each in whole.wholes.values() if each.entry.record)
+    DataDirectory.open(tmp_path / "new").close()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import threading
@@ -14,7 +15,8 @@ import trio
 from idemactor.core.record import Outcome
 from idemactor.core.tally import Tally
 from idemactor.errors import StartError, StorageError
-from idemactor.storage import directory, journal_file, journaled, sqlite_wal
+from idemactor.storage import directory, journal_file, journal_rows, journaled, sqlite_wal, watermark
+from idemactor.storage.backups import back_up
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
@@ -24,8 +26,12 @@ from idemactor.storage.journal_file import JournalFile, Row, create_journal
 from idemactor.storage.journaled import WRITE_BEHIND_ROWS, JournaledEngine
 from idemactor.storage.layout import shard_name
 from idemactor.storage.pace import Threads
+from idemactor.storage.progress import silent
+from idemactor.storage.reading import read_held
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.sqlite_create import create_file
+from idemactor.storage.sqlite_wal import FRAME_BYTES
+from idemactor.storage.wal_frames import HEADER_BYTES, frames_in
 from tests.storage.contract import EngineContract, incident
 from tests.storage.lossy_vfs import LossyDisk
 from tests.storage.samples import NOW, committed, name, pending
@@ -494,7 +500,8 @@ async def test_a_large_batch_goes_to_the_file_at_once(process: Process, monkeypa
     large = committed(2, name("large"), outcome=Outcome(200, (), b"x" * 20_000))
     engine = process.engines[0]
     assert await engine.commit(Batch(NOW, 2, [large], tallies={("default", "trade"): Tally(records=2)})) is OK
-    assert [len(group) for group in process.file.groups] == [1]
+    # In the journal are its number, and that the file has it.
+    assert [[len(row.body) < 1_000 for row in group] for group in process.file.groups] == [[True], [True], []]
     assert len(await process.inner[0].load([name("small"), name("large")])) == 2
     process.tokens[0] = 2
     assert await process.commit(0, "after") is OK
@@ -547,6 +554,132 @@ async def test_while_a_slow_disk_syncs_the_other_tasks_go_on(path: Path) -> None
     process.kill()
 
 
+# ----------------------------------------------------------------------------------------------------- the end of a WAL
+
+
+def wal_of(file: Path) -> Path:
+    return file.with_name(file.name + "-wal")
+
+
+def change_last(file: Path) -> None:
+    """One bit of the page of the last frame that counts."""
+    change_at(file, HEADER_BYTES + len(frames_in(wal_of(file))) * FRAME_BYTES - 1_000)
+
+
+def change_last_commit(file: Path) -> None:
+    """One bit of the mark that makes the last frame the end of a transaction."""
+    change_at(file, HEADER_BYTES + (len(frames_in(wal_of(file))) - 1) * FRAME_BYTES + 7)
+
+
+def change_at(file: Path, position: int) -> None:
+    content = bytearray(wal_of(file).read_bytes())
+    content[position] ^= 1
+    wal_of(file).write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    os.truncate(wal_of(file), HEADER_BYTES + len(frames_in(wal_of(file))) * FRAME_BYTES - 1)
+
+
+def empty(file: Path) -> None:
+    os.truncate(wal_of(file), 0)
+
+
+def delete(file: Path) -> None:
+    wal_of(file).unlink()
+
+
+LOSSES = [change_last, change_last_commit, cut, empty, delete]
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_a_journal_that_lost_its_end_is_refused_and_found(
+    path: Path, tmp_path: Path, lose: Callable[[Path], None]
+) -> None:
+    await written(path, "a", "b")
+    lose(path / JOURNAL_NAME)
+    wal = wal_of(path / JOURNAL_NAME)
+    before = wal.read_bytes() if wal.exists() else b""
+    for _ in range(2):
+        (found,) = [f.what for f in check_directory(path).findings if f.what.startswith("journal.db: it ends at batch")]
+        assert "batch 4 was on the disk" in found
+        # Also in an orderly way: who is refused leaves everything as it is.
+        process = Process(path)
+        with pytest.raises(StorageError, match=r"journal\.db is damaged: it ends at batch [0-3],.*a backup.*--apart"):
+            await process.open()
+        await process.stop()
+    assert wal.read_bytes() == before
+    with pytest.raises(StorageError, match="it ends at batch"):
+        read_held(path / JOURNAL_NAME, 0)
+    with pytest.raises(StorageError, match="it ends at batch"):
+        back_up(path, tmp_path / "backup", silent)
+
+
+async def test_a_journal_that_was_left_in_order_has_no_end_to_lose(path: Path, tmp_path: Path) -> None:
+    process = await Process(path).open()
+    assert await process.commit(0, "a") is OK
+    assert watermark.synced_up_to(path / JOURNAL_NAME) == 1
+    await process.stop()
+    assert watermark.synced_up_to(path / JOURNAL_NAME) is None
+    delete(path / JOURNAL_NAME)
+    keep(path, tmp_path / "backup", *FILES)
+    await written(path, "b")
+    keep(tmp_path / "backup", path, *FILES)
+    process = await Process(path).open()
+    assert await process.holds(0, "a", "b") == ["a"]
+    await process.stop()
+
+
+async def test_what_is_not_known_to_be_on_the_disk_is_not_missed(on_lossy: Process, lossy: LossyDisk) -> None:
+    journal = Path(on_lossy.file._name)
+    assert await on_lossy.commit(0, "a") is OK
+    assert watermark.synced_up_to(journal) == 5
+    lossy.afflicted, lossy.failing_syncs = JOURNAL_NAME, 1
+    assert await on_lossy.commit(0, "b") is UNKNOWN
+    assert watermark.synced_up_to(journal) == 5
+    # Now that it was written and synced once more, somebody may be told of it.
+    await on_lossy.engines[0].reopen()
+    assert watermark.synced_up_to(journal) == 6
+
+
+async def test_commits_that_do_not_sync_leave_no_number_and_heed_the_one_that_is_there(path: Path) -> None:
+    journal = Journal(JournalFile(path / JOURNAL_NAME, "process"), "never")
+    await journal.open(0, 0)
+    assert await journal.append(0, 0, journal_rows.encode(Batch(NOW, 1))) == (OK, 1)
+    assert watermark.synced_up_to(path / JOURNAL_NAME) is None
+    journal._file.close(tidy=False)
+    await written(path)
+    noted = watermark.Watermark(path / JOURNAL_NAME)
+    noted.note(2)
+    noted.close()
+    with pytest.raises(StorageError, match="it ends at batch 1, and batch 2 was on the disk"):
+        await Journal(JournalFile(path / JOURNAL_NAME, "process"), "never").open(0, 0)
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+@pytest.mark.parametrize("large", [True, False])
+async def test_a_file_that_lost_its_end_is_refused_or_brought_up_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch, lose: Callable[[Path], None], large: bool
+) -> None:
+    monkeypatch.setattr(journaled, "BODY_BYTES_MAX", 10_000)
+    process = await Process(path, rows=1).open()
+    assert await process.commit(0, "small") is OK
+    await process.engines[0].alarms(1)
+    outcome = Outcome(200, (), b"x" * (20_000 if large else 20))
+    assert await process.engines[0].commit(Batch(NOW, 2, [committed(2, name("last"), outcome=outcome)])) is OK
+    await process.engines[0].alarms(1)
+    process.kill()
+    lose(path / shard_name(0))
+    if large or lose in (empty, delete):
+        # The journal does not have it any more, or never had.
+        assert re.search("shard 0: its file ends at batch [01], and the journal goes on at [12]:", await refusal(path))
+        assert any(f.shard == 0 and "lost its end" in f.what for f in check_directory(path).findings)
+    else:
+        process = await Process(path).open()
+        assert await process.holds(0, "last") == ["last"]
+        await process.stop()
+
+
 # --------------------------------------------------------------------------------------------------- what fits together
 
 
@@ -561,10 +694,10 @@ async def written(path: Path, *keys: str, behind: bool = False) -> None:
 
 
 def keep(path: Path, target: Path, *names: str) -> None:
-    """Copy files, their WALs with them, as a backup would."""
+    """Copy files and what is beside them, as who copies a directory by hand does."""
     target.mkdir(exist_ok=True)
     for file in names:
-        for suffix in ("", "-wal"):
+        for suffix in ("", "-wal", watermark.SUFFIX):
             (target / (file + suffix)).unlink(missing_ok=True)
             if (path / (file + suffix)).exists():
                 shutil.copyfile(path / (file + suffix), target / (file + suffix))

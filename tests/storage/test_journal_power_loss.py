@@ -27,11 +27,11 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.ledger import Ledger
 from idemactor.core.policy import Policy
 from idemactor.errors import StorageError
-from idemactor.storage import directory, journaled, sqlite_wal
+from idemactor.storage import directory, journaled, sqlite_wal, watermark
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
-from idemactor.storage.journal import Journal
+from idemactor.storage.journal import BODY_BYTES_MAX, Journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, JournalFile, Row
 from idemactor.storage.journaled import JournaledEngine
@@ -52,6 +52,8 @@ STEPS: Final = 500
 PLANTED_ROUNDS: Final = 80
 """In how many rounds a planted fault has to be found; it takes a handful."""
 SHARDS_MAX: Final = 4
+LARGE_BYTES: Final = 400
+"""Of a batch: about a third of them are larger."""
 
 INVENTED: Final = (
     "entries",
@@ -197,11 +199,15 @@ class Round:
     disk: LossyDisk
     keepers: list[Keeper]
     rows: int
+    lossy_from: int = LIVES
+    """From which life on commits do not sync."""
     journal: Journal = field(init=False)
     file: JournalFile = field(init=False)
 
     async def run(self) -> None:
-        for _ in range(LIVES):
+        for life in range(LIVES):
+            if life == self.lossy_from:
+                self.durability = "process"
             await self.live()
             self.lose_power()
         self.disk.power_lost_at = None
@@ -344,7 +350,7 @@ class Round:
         left.mkdir()
         for file in self.directory.iterdir():
             # What nobody has opened in this life is as it was.
-            if str(file) not in self.disk.inodes and not file.name.endswith("-shm"):
+            if str(file) not in self.disk.inodes and not file.name.endswith(("-shm", watermark.SUFFIX)):
                 shutil.copyfile(file, left / file.name)
         self.disk.leave(left)
         self.disk.close()
@@ -368,10 +374,14 @@ class Round:
             raise Lost(f"the check finds: {wrong}")
 
 
-async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Durability = "full") -> None:
+async def play(
+    seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Durability = "full", lossy_from: int = LIVES
+) -> None:
     """One round; raises ``Lost`` where the promise is broken."""
     rng = Random(seed)
     shards = rng.randrange(2, SHARDS_MAX + 1)
+    # In every third round larger batches do not go by the journal.
+    large = LARGE_BYTES if seed % 3 == 0 else BODY_BYTES_MAX
     home = templates / f"seed-{seed}"
     shutil.copytree(template(templates, shards), home)
     keepers = []
@@ -379,9 +389,11 @@ async def play(seed: int, templates: Path, odds: Odds, durability: sqlite_wal.Du
     for shard in range(shards):
         writer = Clerk(rng, shard=shard, shards=shards) if like_a_shard else Writer(rng)
         keepers.append(Keeper(shard, writer, [writer.disk]))
-    game = Round(home, rng, odds, durability, LossyDisk(rng), keepers, rng.choice((1, 3, 20)))
+    game = Round(home, rng, odds, durability, LossyDisk(rng), keepers, rng.choice((1, 3, 20)), lossy_from)
     try:
-        await game.run()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(journaled, "BODY_BYTES_MAX", large)
+            await game.run()
     except BaseExceptionGroup as group:
         lost = group.subgroup(Lost)
         raise (lost.exceptions[0] if lost is not None else group) from None
@@ -435,6 +447,12 @@ async def test_without_syncs_a_power_loss_takes_only_the_latest(tmp_path: Path) 
     for seed in list(seeds())[: max(1, ROUNDS // 3)]:
         with replayable(seed):
             await play(seed, tmp_path, Odds(failing_sync=0.0, full_disk=0.0), "process")
+
+
+async def test_what_was_synced_once_stays_true_where_later_commits_do_not_sync(tmp_path: Path) -> None:
+    for seed in list(seeds())[: max(1, ROUNDS // 3)]:
+        with replayable(seed):
+            await play(seed, tmp_path, Odds(failing_sync=0.0, full_disk=0.0), lossy_from=1 + seed % 2)
 
 
 # ------------------------------------------------------------------------------------------------------- planted faults
@@ -557,4 +575,40 @@ async def test_an_answer_that_waits_for_another_shards_batch_is_found_out(
         return result
 
     monkeypatch.setattr(JournalFile, "append", in_two)
+    assert await found_out(tmp_path, Odds())
+
+
+async def test_a_watermark_that_is_written_before_the_sync_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = JournalFile.append
+
+    def hasty(file: JournalFile, rows: list[Row], done: dict[int, int]) -> CommitResult:
+        if rows:
+            file._note_synced(rows[-1].seq)
+        return real(file, rows, done)
+
+    monkeypatch.setattr(JournalFile, "append", hasty)
+    assert await found_out(tmp_path, Odds())
+
+
+async def test_a_watermark_where_commits_do_not_sync_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JournalFile, "_note_synced", lambda file, number: file._watermark.note(number))
+    assert await found_out(tmp_path, Odds(failing_sync=0.0, full_disk=0.0), "process")
+
+
+async def test_a_large_batch_of_which_the_journal_knows_nothing_until_the_file_has_it_is_found_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who gives it its number only afterwards leaves a file that is ahead of its journal."""
+
+    async def hasty(engine: JournaledEngine, batch: Batch, size: int) -> CommitResult:
+        engine._seq += 1
+        engine._journal._last_seq += 1
+        engine._lay_over(batch, size)
+        return await engine._write()
+
+    monkeypatch.setattr(JournaledEngine, "_bypass", hasty)
     assert await found_out(tmp_path, Odds())

@@ -22,6 +22,8 @@ import httpx
 import msgpack
 import pytest
 
+from idemactor.storage.sqlite_wal import FRAME_BYTES
+from idemactor.storage.wal_frames import HEADER_BYTES, frames_in
 from tests.system.clients import Answer, HttpClient, Lost, Members, RpcClient, RpcError, connect, frame
 from tests.system.conftest import TWO_NAMESPACES
 from tests.system.disks import Disk, LimitedDisk, read_only, small_disk
@@ -149,6 +151,30 @@ def test_a_file_that_is_not_ours(home: Path) -> None:
         pass
     (server.data_dir / "shard-0001.db").write_bytes(b"not a database, but long enough to look like one" * 100)
     assert_refused(server, "shard-0001.db")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_killed_server_whose_last_answer_is_gone_from_the_disk_does_not_start(
+    home: Path, gone: bool, workers: int
+) -> None:
+    server = Server(home, f"[server]\nshards = 2\nworkers = {workers}\n")
+    with server:
+        with server.http_client() as client:
+            for number in range(8):
+                assert client.call("reserve", key=f"key-{number}").members["result"] == "reserved"
+        server.kill()
+        for wal in (home / "data").glob("journal*.db-wal"):
+            if gone:
+                wal.unlink()
+            else:
+                content = bytearray(wal.read_bytes())
+                content[HEADER_BYTES + len(frames_in(wal)) * FRAME_BYTES - 1_000] ^= 1
+                wal.write_bytes(content)
+        assert_refused(server, "is damaged: it ends at batch", "backup", "restore --apart")
+        checked = run_check(home / "data")
+        assert checked.returncode != 0
+        assert "it ends at batch" in checked.stdout
 
 
 def test_killed_while_the_directory_is_made(home: Path) -> None:
