@@ -9,7 +9,7 @@ from typing import Final
 
 import apsw
 
-from idemactor.errors import StorageError
+from idemactor.errors import UnfitError
 from idemactor.storage import schema
 from idemactor.storage.checksums import checked_vfs, make_room
 
@@ -93,16 +93,16 @@ def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) ->
         The version.
 
     Raises:
-        StorageError: The message says the way out.
+        UnfitError: The message says the way out.
     """
     application = connection.pragma("application_id")
     version: int = connection.pragma("user_version")
     if application != kind.application_id:
-        raise StorageError(
+        raise UnfitError(
             f"{name} is not a file of idemactor ({kind.name}); name another data directory or move it away"
         )
     if not kind.oldest <= version <= kind.version:
-        raise StorageError(
+        raise UnfitError(
             f"{name} has format {version}, this release knows {kind.version}; start the release that wrote it"
         )
     return version
@@ -126,7 +126,7 @@ def holds_nothing(path: Path) -> bool:
 
     Raises:
         apsw.Error: It cannot be read.
-        StorageError: It is not ours, or of a newer release.
+        UnfitError: It is not ours, or of a newer release.
     """
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
     try:

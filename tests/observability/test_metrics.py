@@ -97,6 +97,7 @@ def test_what_happens_to_shards(metrics: Metrics) -> None:
             "reload_failures",
             "recoveries",
             "fencings",
+            "openings_without_journal",
             "evictions",
             "loads",
         )
