@@ -66,7 +66,7 @@ from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
-from idemactor.shard.start import Engines, Found, lost_namespaces, open_shards, settle_journals, with_remains
+from idemactor.shard.start import Engines, FoundShards, lost_namespaces, open_shards, settle_journals, with_remains
 from idemactor.shard.tracing import TurnTracer
 from idemactor.storage.base import Opened
 from idemactor.storage.directory import DataDirectory
@@ -366,7 +366,7 @@ def ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener], ga
 
 def make_shards(
     config: ServerConfig,
-    found: Found,
+    found: FoundShards,
     clock: Clock,
     observer: Observer,
     census: Census,
@@ -436,7 +436,7 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def first_ms(config: ServerConfig, found: Found) -> int:
+def first_ms(config: ServerConfig, found: FoundShards) -> int:
     """The time to start with, milliseconds since the epoch. Raises: StartError: the wall clock is far behind."""
     wall_ms = time.time_ns() // 1_000_000
     latest_ms = max(found.written_ms, *(shard.latest_ms for shard in found.opened.values()))

@@ -38,7 +38,7 @@ UNCONFIGURED: Final = Policy()
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundShards:
     """The shards of a directory, or of one of its workers, as a start finds them.
 
     Attributes:
@@ -80,7 +80,7 @@ async def open_engines(
     Raises:
         StartError: One cannot be opened; the message says the way out.
     """
-    async with _opened(directory, durability, range(directory.shards), keys) as found:
+    async with opening(directory, *_make(directory, durability, range(directory.shards), keys)) as found:
         for error in found.damaged.values():
             raise StartError(str(error)) from error
         yield found.whole
@@ -89,7 +89,7 @@ async def open_engines(
 @contextlib.asynccontextmanager
 async def open_shards(
     directory: DataDirectory, durability: Durability, keys: Keyring | None = None, mine: Collection[int] | None = None
-) -> AsyncIterator[Found]:
+) -> AsyncIterator[FoundShards]:
     """As ``open_engines``, for whoever serves: a shard that is damaged costs itself alone.
 
     Args:
@@ -101,13 +101,14 @@ async def open_shards(
     Raises:
         StartError: Nothing can be served, or somebody made a mistake that no waiting mends (``UnfitError``).
     """
-    async with _opened(directory, durability, range(directory.shards) if mine is None else mine, keys) as found:
+    shards = range(directory.shards) if mine is None else mine
+    async with opening(directory, *_make(directory, durability, shards, keys)) as found:
         if mine is None:
             _refuse_mistakes(directory, found)
         yield found
 
 
-def _refuse_mistakes(directory: DataDirectory, found: Found) -> None:
+def _refuse_mistakes(directory: DataDirectory, found: FoundShards) -> None:
     for error in found.damaged.values():
         if isinstance(error, UnfitError):
             raise StartError(str(error)) from error
@@ -127,24 +128,40 @@ def _out_of_descriptors() -> bool:
     return False
 
 
-@contextlib.asynccontextmanager
-async def _opened(
+def _make(
     directory: DataDirectory, durability: Durability, shards: Collection[int], keys: Keyring | None
-) -> AsyncIterator[Found]:
+) -> tuple[dict[int, Engine], dict[Path, Journal]]:
+    """Engines by their numbers, and their journals by their files; nothing is open yet."""
     journals: dict[Path, Journal] = {}
-    found = Found({}, {}, {})
+    engines: dict[int, Engine] = {}
+    checksums = directory.checksums
+    for shard in shards:
+        path = directory.journal_path(shard)
+        if path not in journals:
+            journals[path] = Journal(JournalFile(path, durability, checksums=checksums))
+        # Whatever the durability, the file's own is full: the journal lets go of what a shard's file has.
+        place = directory.engine_path(shard)
+        file = SqliteEngine(place, shard=shard, shards=directory.shards, keys=keys, checksums=checksums)
+        engines[shard] = JournaledEngine(shard, file, journals[path], keys=keys)
+    return engines, journals
+
+
+@contextlib.asynccontextmanager
+async def opening(
+    directory: DataDirectory, engines: dict[int, Engine], journals: Mapping[Path, Journal]
+) -> AsyncIterator[FoundShards]:
+    """Open what can be opened; all are closed in the end, whoever had them meanwhile.
+
+    Args:
+        directory: Theirs.
+        engines: By shard; all those of each journal.
+        journals: By file.
+    """
+    found = FoundShards(engines, {}, {})
     # Opening writes.
-    written_ms = {shard: _written_ms(directory, shard) for shard in shards}
+    written_ms = {shard: _written_ms(directory, shard) for shard in engines}
     try:
-        for shard in shards:
-            path, checksums = directory.journal_path(shard), directory.checksums
-            if path not in journals:
-                journals[path] = Journal(JournalFile(path, durability, checksums=checksums))
-            # Whatever the durability, the file's own is full: the journal lets go of what a shard's file has.
-            place = directory.engine_path(shard)
-            file = SqliteEngine(place, shard=shard, shards=directory.shards, keys=keys, checksums=checksums)
-            found.engines[shard] = JournaledEngine(shard, file, journals[path], keys=keys)
-        for shard in found.engines:
+        for shard in engines:
             # Who is told to stop while it starts hears it between two shards.
             await trio.lowlevel.checkpoint()
             await _open(found, shard)
@@ -158,13 +175,13 @@ async def _opened(
         yield replace(found, written_ms=max((written_ms[shard] for shard in found.damaged), default=0))
     finally:
         with trio.CancelScope(shield=True):
-            for engine in found.engines.values():
+            for engine in engines.values():
                 await engine.close()
             for journal in journals.values():
                 await journal.close()
 
 
-async def _open(found: Found, shard: int) -> None:
+async def _open(found: FoundShards, shard: int) -> None:
     found.opened.pop(shard, None)
     try:
         found.opened[shard] = await found.engines[shard].open()
@@ -183,7 +200,9 @@ def _written_ms(directory: DataDirectory, shard: int) -> int:
     return latest_ns // 1_000_000
 
 
-async def _renew_where_nothing_is_missing(directory: DataDirectory, path: Path, journal: Journal, found: Found) -> None:
+async def _renew_where_nothing_is_missing(
+    directory: DataDirectory, path: Path, journal: Journal, found: FoundShards
+) -> None:
     """Put an empty journal in the place of a damaged one, where the files of all its shards have everything."""
     shards = [shard for shard in range(directory.shards) if directory.journal_path(shard) == path]
     opened = [found.opened[shard] for shard in shards if shard in found.opened]

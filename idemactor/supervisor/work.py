@@ -42,7 +42,7 @@ from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import AheadError, Shard
 from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
-from idemactor.shard.start import Found, open_shards, settle_journals
+from idemactor.shard.start import FoundShards, open_shards, settle_journals
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.supervisor.bulletin import Bulletin
@@ -202,7 +202,7 @@ async def _work_until(
             await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
 
 
-async def _latest_ms(found: Found, epoch: Epoch) -> int:
+async def _latest_ms(found: FoundShards, epoch: Epoch) -> int:
     """The latest time of this worker's shards; those that are ahead of all workers' time are left for later.
 
     They could not be read when that was settled, and one worker's time must not run before the others'.
