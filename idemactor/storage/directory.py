@@ -28,8 +28,8 @@ from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage.checksums import checked_vfs, says_checksums
+from idemactor.storage.journal_file import KIND, create_journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
-from idemactor.storage.journal_file import create_journal
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
     FILE_MODE,
@@ -44,7 +44,7 @@ from idemactor.storage.layout import (
     unfinished,
     write_meta,
 )
-from idemactor.storage.sqlite_create import create_file, holds_nothing, sync_directory
+from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_directory
 from idemactor.storage.tokens import leap, token_at
 
 SEQ_BITS: Final = 53
@@ -219,6 +219,7 @@ class DataDirectory:
             # Its WAL goes before it does: whatever it ends with has to be in the file by then.
             connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
             try:
+                check_version(connection, str(path), KIND)
                 connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
             finally:
                 connection.close()

@@ -77,6 +77,7 @@ def killed_after(path: Path, story: Callable[[FoundShards], Awaitable[object]], 
     on(path, run, workers=workers)
     for file in left.glob("*.db"):
         connection = apsw.Connection(str(file))
+        connection.pragma("user_version")
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         connection.close()
     return left
@@ -174,7 +175,7 @@ def test_a_damaged_shard_costs_itself_alone_and_comes_back_when_it_is_put_right(
         assert await keys(found, damaged) == {damaged + 1}
 
     on(path, story)
-    assert [finding for finding in check_directory(path).findings if "hash" not in finding.what] == []
+    assert "damaged" not in str(check_directory(path).findings)
 
 
 def test_where_nothing_can_be_served_the_start_is_refused_with_the_list(path: Path) -> None:
@@ -304,10 +305,12 @@ def test_who_lacks_something_of_a_damaged_journal_waits_and_the_others_go_on_alo
         assert JOURNAL in str(found.damaged[1])
         for shard in OTHER_SHARDS[1]:
             assert JOURNAL in str(found.opened[shard].alone)
-            assert await keys(found, shard) == {shard + 1, 20 + shard}
-            await write(found, shard, 30 + shard)
-            await write(found, shard, 40 + shard)
+            before = {shard + 1, 20 + shard} | {number + shard for number in alone}
+            assert await keys(found, shard) == before
+            await write(found, shard, 30 + len(alone) * 10 + shard)
+        alone.append(30 + len(alone) * 10)
 
+    alone: list[int] = []
     for _ in range(2):
         # What is written alone is there at the next start, however often.
         on(left, served)
