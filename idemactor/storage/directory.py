@@ -44,7 +44,7 @@ from idemactor.storage.layout import (
     unfinished,
     write_meta,
 )
-from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_directory
+from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_path
 from idemactor.storage.tokens import leap, token_at
 
 SEQ_BITS: Final = 53
@@ -255,7 +255,7 @@ def _claim(path: Path, shards: Iterable[int], locks: contextlib.ExitStack) -> No
 def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack, *, checksums: bool) -> Meta:
     if not path.exists():
         path.mkdir(mode=DIRECTORY_MODE, parents=True)
-        sync_directory(path.parent)
+        sync_path(path.parent)
     elif not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
     locks.callback(os.close, take_lock(path / LOCK_NAME))

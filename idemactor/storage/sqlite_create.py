@@ -70,16 +70,16 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
     finally:
         connection.close()
     os.rename(scratch, path)
-    sync_directory(path.parent)
+    sync_path(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power loss.
+def sync_path(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, survive a power loss.
 
     Raises:
         OSError: The sync failed.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:

@@ -447,7 +447,17 @@ def refusal(name: str, how: str, error: Exception) -> StorageError:
     """What is said of a file that could not be opened or read."""
     if is_damage(error):
         return DamagedError(damaged(name, str(error)))
-    return StorageError(f"{name} cannot be {how}: {error}")
+    # SQLite says of a WAL that cannot be made what it says of a file that is not there.
+    why = f"{error} (no inode left: remove some files)" if _out_of_inodes(name) else str(error)
+    return StorageError(f"{name} cannot be {how}: {why}")
+
+
+def _out_of_inodes(name: str) -> bool:
+    try:
+        system = os.statvfs(os.path.dirname(name) or ".")
+    except OSError:
+        return False
+    return system.f_files > 0 and system.f_favail == 0
 
 
 def _first_fault(connection: apsw.Connection) -> str | None:
