@@ -175,7 +175,11 @@ def test_what_an_operator_does_when_the_journal_cannot_be_put_right(server: Serv
     assert all(word in refusal.said for word in ("no shard can be read", "journal", "is damaged", "idemactor check"))
     mixed = server.home / "mixed"
     mixed.mkdir()
-    for file in (*server.data_dir.glob("shard-*.db"), *server.home.glob("backup/journal*.db")):
+    for file in (
+        *server.data_dir.glob("shard-*.db"),
+        *server.data_dir.glob("shard-*.db-wal"),
+        *server.home.glob("backup/journal*.db"),
+    ):
         shutil.copy(file, mixed)
     shutil.copy(server.home / "backup" / "idemactor.json", mixed)
     worked("restore", mixed, server.home / "new", "--apart")
