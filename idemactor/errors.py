@@ -90,6 +90,17 @@ class StorageError(IdemactorError):
     """A storage engine could not do what it was asked; the shard reloads before it goes on."""
 
 
+class DamagedError(StorageError):
+    """What is on the disk is not what was written there; the message names the file and says the way out."""
+
+
+class UnfitError(StorageError):
+    """A file is whole, and does not belong where it is, or to this release or configuration: somebody's mistake.
+
+    No waiting mends it, so that a start is refused where it meets one.
+    """
+
+
 DAMAGED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a damaged row ends in, one way or another: whoever reads rows turns these into a ``StorageError``."""
 

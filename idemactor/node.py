@@ -14,7 +14,7 @@ import random
 import resource
 import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +29,7 @@ from idemactor.core.clock import Clock, ClockNotSet, ClockTooFarBehind, Sequence
 from idemactor.dispatch.office import DispatchOffice, destinations_of
 from idemactor.dispatch.relay import Surroundings
 from idemactor.dispatch.shards import RoutedShards
-from idemactor.errors import StartError
+from idemactor.errors import StartError, StorageError
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy.door import ProxyDoor, ProxySettings, warn
 from idemactor.gateway.refs import parse_ref
@@ -66,9 +66,9 @@ from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
-from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
+from idemactor.shard.start import Engines, FoundShards, lost_namespaces, open_shards, settle_journals, with_remains
 from idemactor.shard.tracing import TurnTracer
-from idemactor.storage.base import Engine, Opened
+from idemactor.storage.base import Opened
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_wal import Durability
@@ -179,12 +179,12 @@ async def _serve(
         durability: Durability = config.server.durability.value
         keys = keyring_of(config)
         await settle_journals(directory, durability, 1, keys)
-        async with open_engines(directory, durability, keys=keys) as engines:
-            clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
-            await check_settings(config, engines, clock.now_ms())
+        async with open_shards(directory, durability, keys) as found:
+            clock = Clock(first_ms(config, found), boottime_s)
+            await check_settings(config, found.whole, clock.now_ms())
             bell = Bell()
             metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
-            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell, telemetry)
+            shards = make_shards(config, found, clock, observer, Census(), bell, telemetry)
             router = Router(shards, observer)
             bell.on_moved = router.lines_moved
             context = make_context(config, router, observer, metrics, clock, bell)
@@ -366,7 +366,7 @@ def ready_line(http: Sequence[SocketListener], rpc: Sequence[SocketListener], ga
 
 def make_shards(
     config: ServerConfig,
-    engines: Mapping[int, tuple[Engine, Opened]],
+    found: FoundShards,
     clock: Clock,
     observer: Observer,
     census: Census,
@@ -374,23 +374,40 @@ def make_shards(
     tracer: TurnTracer | None = None,
     worker: int = 0,
 ) -> list[Shard]:
-    """The shards of this process, which is that ``worker`` of the server; ``engines`` by their numbers."""
+    """The shards of this process, which is that ``worker`` of the server; what is damaged begins in quarantine."""
     entropy, broom = system_entropy(), Broom()
     sequencer = Sequencer(clock.now_us, worker, config.server.workers)
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
+    settings = ShardSettings(
+        config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(found.engines))
+    )
     policies = with_remains(config.namespaces)
+    stand: dict[int, Opened | StorageError] = {**found.damaged, **found.opened}
     return [
         Shard(
-            number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer, tracer
+            number,
+            engine,
+            policies,
+            census,
+            clock,
+            entropy,
+            observer,
+            settings,
+            stand[number],
+            broom,
+            bell,
+            sequencer,
+            tracer,
         )
-        for number, (engine, opened) in engines.items()
+        for number, engine in found.engines.items()
     ]
 
 
 def open_directory(config: ServerConfig, workers: int = 1) -> DataDirectory:
     """Take the data directory. Raises: StartError: See ``DataDirectory.open``."""
     server = config.server
-    return DataDirectory.open(server.data_dir, server.shards, workers=workers, checksums=server.page_checksums)
+    return DataDirectory.open(
+        server.data_dir, server.shards, workers=workers, checksums=server.page_checksums, whole=False
+    )
 
 
 def audit_of(config: ServerConfig) -> Audit:
@@ -419,10 +436,10 @@ def boottime_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def first_ms(config: ServerConfig, opened: Sequence[Opened]) -> int:
+def first_ms(config: ServerConfig, found: FoundShards) -> int:
     """The time to start with, milliseconds since the epoch. Raises: StartError: the wall clock is far behind."""
     wall_ms = time.time_ns() // 1_000_000
-    latest_ms = max(shard.latest_ms for shard in opened)
+    latest_ms = max(found.written_ms, *(shard.latest_ms for shard in found.opened.values()))
     try:
         return start_time(wall_ms, latest_ms, config.server.clock_backstep_max_ms)
     except ClockNotSet as error:

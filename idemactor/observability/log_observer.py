@@ -26,6 +26,9 @@ class LogObserver(Observer):
     def recovered(self, shard: int) -> None:
         log_event(_log, logging.WARNING, "shard_recovered", shard=shard)
 
+    def without_journal(self, shard: int, what: str) -> None:
+        log_event(_log, logging.ERROR, "journal_damaged", shard=shard, what=what)
+
     def fenced(self, shard: int) -> None:
         log_event(_log, logging.ERROR, "shard_fenced", shard=shard)
 

@@ -154,6 +154,9 @@ class Metrics(Observer, Collector):
     def recovered(self, shard: int) -> None:
         self._events["recoveries", shard] += 1
 
+    def without_journal(self, shard: int, what: str) -> None:  # noqa: ARG002
+        self._events["openings_without_journal", shard] += 1
+
     def fenced(self, shard: int) -> None:
         self._events["fencings", shard] += 1
 
@@ -297,6 +300,7 @@ _EVENTS: Final = {
     "reload_failures": "Attempts to read a shard back that failed.",
     "recoveries": "Times a shard was read back after a failure.",
     "fencings": "Times another owner took a shard over.",
+    "openings_without_journal": "Times a shard was opened beside a damaged journal, of which it lacks nothing.",
     "evictions": "Times an idle shard left memory.",
     "loads": "Times a shard was read from disk.",
 }

@@ -29,6 +29,9 @@ class Observer:
     def recovered(self, shard: int) -> None:
         """A shard was read back after a failure and serves again."""
 
+    def without_journal(self, shard: int, what: str) -> None:
+        """A shard serves without its journal, which is damaged: it lacks nothing, and is slower."""
+
     def fenced(self, shard: int) -> None:
         """Somebody else owns the shard now; this owner answers ``unavailable`` from now on."""
 
@@ -114,6 +117,10 @@ class Observers(Observer):
     def recovered(self, shard: int) -> None:
         for observer in self._observers:
             observer.recovered(shard)
+
+    def without_journal(self, shard: int, what: str) -> None:
+        for observer in self._observers:
+            observer.without_journal(shard, what)
 
     def fenced(self, shard: int) -> None:
         for observer in self._observers:

@@ -90,6 +90,19 @@ class _BatchFailed(StorageError):
     """The batch at hand is not, or perhaps not, on disk; its cause is what the engine says failed."""
 
 
+class AheadError(StorageError):
+    """A file that could not be read when the time was settled has been written at a later one.
+
+    What is in it may have ended by its own time, and would be alive once more by the server's.
+    """
+
+    def __init__(self, ahead_ms: int) -> None:
+        super().__init__(
+            f"its latest time is {ahead_ms} ms ahead of this server's, which started while it could not be read: it is"
+            " served once that time has come, or after a restart with a clock that is right"
+        )
+
+
 class _Fenced(Exception):
     """Somebody else owns the shard."""
 
@@ -120,7 +133,7 @@ class Shard:
         entropy: Gives ``ids.ENTROPY_BITS`` random bits.
         observer: Sees what happens.
         settings: Limits and times.
-        opened: What the engine said when it was opened.
+        opened: What the engine said when it was opened; or why it could not be: it is tried again, later and later.
         broom: Shared by the shards of a process, see ``broom.py``; None: it sweeps alone.
         bell: Rung for those who wait for the outbox; shared by all shards; None: nobody does.
         sequencer: Gives places in line; shared by the shards of a process; None: it has one of its own.
@@ -137,7 +150,7 @@ class Shard:
         entropy: Callable[[], int],
         observer: Observer,
         settings: ShardSettings,
-        opened: Opened,
+        opened: Opened | StorageError,
         broom: Broom | None = None,
         bell: Bell | None = None,
         sequencer: Sequencer | None = None,
@@ -158,15 +171,20 @@ class Shard:
         self._sequencer = sequencer or Sequencer(clock.now_us)
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
-        self._ledger: Ledger[Envelope] | None = self._read(opened)
+        self._ledger: Ledger[Envelope] | None = None
         self._alarms = AlarmClock(number, engine, observer, broom or Broom(), self._mailbox.ring)
         self._reload_backoff = Backoff()
         self._spoilt = False
+        self._unread = isinstance(opened, StorageError)
         self._fenced = False
         self._closing = False
         self._impatient = False
         self._used_at = clock.now_ms()
         self._asleep = Inspected((), None, 0, 0)
+        if isinstance(opened, StorageError):
+            self._quarantine(self._used_at, opened)
+        else:
+            self._ledger = self._read(opened)
 
     # ------------------------------------------------------------------------------------------------ for the others
 
@@ -522,12 +540,15 @@ class Shard:
             return None
         try:
             opened = await (self._engine.reopen() if self._spoilt else self._engine.open())
+            if self._unread and opened.latest_ms > turn.now:
+                await self._engine.close()
+                raise AheadError(opened.latest_ms - turn.now)
         except Exception as error:  # A file that cannot be read must not end the task that answers for it.
             self._quarantine(turn.now, error)
             self._refuse(turn.envelopes)
             return None
         (self._observer.recovered if self._spoilt else self._observer.opened)(self.number)
-        self._spoilt = self.quarantined = False
+        self._spoilt = self.quarantined = self._unread = False
         self._alarms.forget()
         self._used_at = turn.now
         self._ledger = self._read(opened)
@@ -536,6 +557,8 @@ class Shard:
     def _read(self, opened: Opened) -> Ledger[Envelope]:
         # A token that was decided but never reached the disk was told to nobody; it is skipped all the same.
         last_token = max(opened.last_token, self._last_token)
+        if opened.alone is not None:
+            self._observer.without_journal(self.number, opened.alone)
         return Ledger(
             self.number,
             self._policies,

@@ -36,7 +36,7 @@ from idemactor.storage.progress import Progress
 from idemactor.storage.schema import SELECT_META
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import next_set, note_of, switch
-from idemactor.storage.sqlite_create import sync_directory
+from idemactor.storage.sqlite_create import sync_path
 from idemactor.storage.tokens import leap, token_at
 
 MANIFEST_NAME: Final = "backup.json"
@@ -88,7 +88,7 @@ def back_up(source: Path, target: Path, progress: Progress, keys: Keyring | None
             os.rename(scratch, target)
         except OSError as error:
             raise explain(target, error) from error
-        sync_directory(target.absolute().parent)
+        sync_path(target.absolute().parent)
         return copied
 
 

@@ -83,12 +83,15 @@ class Opened:
         latest_ms: The latest time that any batch was decided at.
         tallies: The counts.
         journal_seq: The number of the latest journal batch that the file includes.
+        alone: What is wrong with the journal, where the shard has to do without: its file had everything, and each
+            of its batches is written and synced there; None: nothing.
     """
 
     last_token: int
     latest_ms: int
     tallies: dict[TallyKey, Tally]
     journal_seq: int = 0
+    alone: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

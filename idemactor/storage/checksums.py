@@ -29,6 +29,7 @@ _RESERVED_AT: Final = 20
 """Where the header of a file says so (https://www.sqlite.org/fileformat2.html#the_database_header)."""
 _PAGE_SIZE_AT: Final = slice(16, 18)
 _HEADER_BYTES: Final = 100
+_MAGIC: Final = b"SQLite format 3\0"
 _VFS: Final = "cksmvfs"
 
 
@@ -67,6 +68,17 @@ def has_checksums(path: Path) -> bool:
     with path.open("rb") as file:
         header = file.read(_HEADER_BYTES)
     return len(header) == _HEADER_BYTES and header[_RESERVED_AT] == RESERVED_BYTES
+
+
+def says_checksums(path: Path) -> bool | None:
+    """What the header of a file says of checksums; None: it is no header, or cannot be read. As ``has_checksums``."""
+    try:
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except OSError:
+        return None
+    known = len(header) == _HEADER_BYTES and header.startswith(_MAGIC)
+    return header[_RESERVED_AT] == RESERVED_BYTES if known else None
 
 
 def wrong_pages(path: Path) -> Iterator[int]:

@@ -1,8 +1,8 @@
 """The data directory: who owns it, what belongs in it, and how it comes to be.
 
 ``idemactor.json`` is written last, after every shard's file is whole and on disk. So a directory without it was never
-finished and holds nothing, and one with it must have every file: a missing one is an error, never made anew, since an
-empty shard would forget what it promised.
+finished and holds nothing, and one with it must have every file: a missing one is never made anew, since an empty shard
+would forget what it promised. Whoever serves the others all the same finds that out when it opens them.
 
 Ownership is a ``flock`` on files of their own. SQLite's locks live on the database file, and closing any other
 descriptor of that file in this process would silently drop them: nothing here opens a database file.
@@ -27,9 +27,9 @@ import apsw
 from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
-from idemactor.storage.checksums import has_checksums
+from idemactor.storage.checksums import checked_vfs, says_checksums
+from idemactor.storage.journal_file import KIND, create_journal
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
-from idemactor.storage.journal_file import create_journal
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
     FILE_MODE,
@@ -44,7 +44,7 @@ from idemactor.storage.layout import (
     unfinished,
     write_meta,
 )
-from idemactor.storage.sqlite_create import create_file, holds_nothing, sync_directory
+from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_path
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 
@@ -96,7 +96,13 @@ class DataDirectory:
 
     @classmethod
     def open(
-        cls, path: Path, shards: int | None = None, *, workers: int = 1, checksums: bool | None = None
+        cls,
+        path: Path,
+        shards: int | None = None,
+        *,
+        workers: int = 1,
+        checksums: bool | None = None,
+        whole: bool = True,
     ) -> DataDirectory:
         """Take a data directory, made anew where there is none.
 
@@ -107,6 +113,7 @@ class DataDirectory:
                 own, see ``claim``.
             checksums: What the configuration says, None where it says nothing: as the directory has them, and a new
                 one does.
+            whole: Refuse a directory that lost a file. Off: that is for whoever opens it.
 
         Raises:
             StartError: It cannot be used; the message says the way out.
@@ -116,6 +123,8 @@ class DataDirectory:
         with contextlib.ExitStack() as locks:
             try:
                 meta = _take(path, shards, workers, locks, checksums=checksums is not False)
+                if whole:
+                    refuse_missing(meta.home(path), meta)
                 has_some = _settle_checksums(path, meta, checksums)
                 if workers == 1:
                     _claim(path, range(meta.shards), locks)
@@ -197,6 +206,28 @@ class DataDirectory:
         if before.workers != workers:
             _remove_journals(self.home, before.workers)
 
+    def renew_journal(self, path: Path, ends: Mapping[int, int]) -> None:
+        """Put an empty journal in the place of one of which the shards' files have everything, and nobody has open.
+
+        Args:
+            path: Its file.
+            ends: By shard of its worker, the number of the latest batch that its file includes.
+
+        Raises:
+            StorageError: It cannot be written; the one of before is still there.
+        """
+        try:
+            # Its WAL goes before it does: whatever it ends with has to be in the file by then.
+            connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
+            try:
+                check_version(connection, str(path), KIND)
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            finally:
+                connection.close()
+            create_journal(path, ends, checksums=self.checksums)
+        except (apsw.Error, OSError) as error:
+            raise StorageError(f"{path} cannot be made anew: {error}") from error
+
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
         self._locks.close()
@@ -225,7 +256,7 @@ def _claim(path: Path, shards: Iterable[int], locks: contextlib.ExitStack) -> No
 def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitStack, *, checksums: bool) -> Meta:
     if not path.exists():
         path.mkdir(mode=DIRECTORY_MODE, parents=True)
-        sync_directory(path.parent)
+        sync_path(path.parent)
     elif not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, "not a directory", str(path))
     locks.callback(os.close, take_lock(path / LOCK_NAME))
@@ -244,25 +275,28 @@ def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitSt
             f"data directory {path} has {meta.shards} shards and the configuration says {shards}: set shards ="
             f" {meta.shards}, leave it out, name a new directory, or change the number with `idemactor reshard`"
         )
-    home = meta.home(path)
-    for name in meta.journals():
-        if not (home / name).is_file():
-            raise StartError(
-                f"data directory {path} has lost {name}; put it back from a backup: it may hold what the shards'"
-                " files do not have yet"
-            )
-    for shard in range(meta.shards):
-        if not (home / shard_name(shard)).is_file():
-            raise StartError(
-                f"data directory {path} has lost {shard_name(shard)}; put it back from a backup:"
-                " an empty one would forget its keys"
-            )
     return meta if meta.copied_ms is None else _serve_copy(path, meta)
 
 
+def refuse_missing(home: Path, meta: Meta) -> None:
+    """Refuse files that count, and are ``home``'s, of which not all are there.
+
+    Raises:
+        StartError: The message says the way out.
+    """
+    for name in (*meta.journals(), *map(shard_name, range(meta.shards))):
+        if not (home / name).is_file():
+            holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
+            raise StartError(
+                f"data directory {home} has lost {name}; put it back from a backup: an empty one would forget {holds}"
+            )
+
+
 def _settle_checksums(path: Path, meta: Meta, wanted: bool | None) -> bool:
-    """Whether the files have checksums, which says how they were made; nobody may have one open."""
-    has_some = has_checksums(meta.home(path) / shard_name(0))
+    """Whether the files have checksums: all were made alike, and most say how. Nobody may have one open."""
+    home = meta.home(path)
+    said = [says_checksums(home / name) for name in (*map(shard_name, range(meta.shards)), *meta.journals())]
+    has_some = said.count(True) >= said.count(False)
     if wanted is not None and wanted != has_some:
         has, says = ("has", "false") if has_some else ("has no", "true")
         raise StartError(
@@ -274,6 +308,7 @@ def _settle_checksums(path: Path, meta: Meta, wanted: bool | None) -> bool:
 
 def _serve_copy(path: Path, meta: Meta) -> Meta:
     """Nobody has served this copy: no token that the original granted since is granted by it. May be repeated."""
+    refuse_missing(meta.home(path), meta)
     files = [meta.home(path) / shard_name(shard) for shard in range(meta.shards)]
     leap(files, token_at(max(wall_ms(), meta.copied_ms or 0)))
     served = replace(meta, copied_ms=None)

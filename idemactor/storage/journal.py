@@ -18,11 +18,27 @@ from typing import Final, TypeVar
 
 import trio
 
+from idemactor.errors import DamagedError
 from idemactor.storage.base import CommitResult
-from idemactor.storage.journal_file import JournalFile, Row
+from idemactor.storage.journal_file import Held, JournalFile, Row
 from idemactor.storage.pace import Pace, Threads
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Lacking:
+    """What a shard's own file lacks.
+
+    Attributes:
+        rows: The batches, in order.
+        damage: What is wrong with the journal, where it is damaged: all of ``rows`` could be read all the same, and
+            the shard has to do without a journal from here on; None: nothing.
+    """
+
+    rows: list[Row]
+    damage: DamagedError | None = None
+
 
 BODY_BYTES_MAX: Final = 4 * 1024 * 1024
 """The largest body that is worth a detour through the journal; a larger batch goes to the shard's file at once."""
@@ -81,8 +97,16 @@ class Journal:
         """What failed last in the file, for the logs."""
         return self._file.last_error
 
-    async def open(self, shard: int, applied: int) -> list[Row]:
+    @property
+    def broken(self) -> bool:
+        """Whether nothing can be appended until somebody opens it anew."""
+        return self._file.broken
+
+    async def open(self, shard: int, applied: int) -> Lacking:
         """Open the file where it is not open and whole.
+
+        A journal that is damaged is only read: of a shard of which everything behind ``applied`` can still be read,
+        that is all there is, since every page says by its checksum that it is as it was written.
 
         Args:
             shard: On whose behalf.
@@ -92,24 +116,38 @@ class Journal:
             The batches that the shard's own file lacks, in order.
 
         Raises:
-            StorageError: The journal cannot be opened or read, or it does not fit the shard's file.
+            UnfitError: It does not fit the shard's file.
+            StorageError: The journal cannot be opened or read.
         """
+        damage: DamagedError | None = None
         async with self._busy:
-            if self._file.broken:
-                recovering, self._opened_before = self._opened_before, True
-                latest = await self._run(lambda: self._file.open(recovering=recovering), thread=True)
-                self._last_seq = max(self._last_seq, latest)
             # Of every shard, not only of the one that opens the file: a number that its file includes already would
             # be taken for something old.
             self._last_seq = max(self._last_seq, applied)
-            held = await self._run(lambda: self._file.read_batches(shard), thread=False)
-        return held.missing_from(applied, lossy=self._file.lossy)
+            try:
+                held = await self._held(shard)
+            except DamagedError as error:
+                damage = error
+                held = await self._run(lambda: self._file.salvage(shard, applied), thread=True)
+        return Lacking(held.missing_from(applied, lossy=self._file.lossy), damage)
+
+    async def _held(self, shard: int) -> Held:
+        if self._file.broken:
+            recovering, self._opened_before = self._opened_before, True
+            latest = await self._run(lambda: self._file.open(recovering=recovering), thread=True)
+            self._last_seq = max(self._last_seq, latest)
+        return await self._run(lambda: self._file.read_batches(shard), thread=False)
 
     async def close(self) -> None:
         """Let go of the file. Every shard has closed before, and so has written behind what it had."""
         with trio.CancelScope(shield=True):
             async with self._busy:
                 await self._run(self._close, thread=True)
+
+    async def let_go(self) -> None:
+        """Another file takes the place of this one, which no shard has open."""
+        await self.close()
+        self._file.forget()
 
     async def append(self, shard: int, previous: int, body: bytes) -> tuple[CommitResult, int]:
         """Append a batch and wait until it is durable.

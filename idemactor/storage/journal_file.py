@@ -19,11 +19,12 @@ from typing import Final, NamedTuple
 
 import apsw
 
-from idemactor.errors import StorageError
+from idemactor.errors import DamagedError, UnfitError
 from idemactor.storage.base import CommitResult
+from idemactor.storage.checksums import has_checksums
 from idemactor.storage.sealing import Keyring, is_sealed, unseal
 from idemactor.storage.sqlite_create import Kind, check_version, create
-from idemactor.storage.sqlite_wal import Durability, WalFile, damaged, missing
+from idemactor.storage.sqlite_wal import Durability, WalFile, damaged, missing, refusal
 from idemactor.storage.watermark import Watermark, lost_end, synced_up_to
 
 APPLICATION_ID: Final = 0x49644D4A
@@ -63,6 +64,8 @@ _DROPPED: Final = (
 )
 _SELECT: Final = "SELECT seq, shard, previous, body FROM batches ORDER BY seq"
 _SELECT_SHARD: Final = "SELECT seq, shard, previous, body FROM batches WHERE shard = ? ORDER BY seq"
+_SELECT_BEHIND: Final = "SELECT seq, shard, previous FROM batches WHERE seq >= ? ORDER BY seq"
+_SELECT_BODY: Final = "SELECT body FROM batches WHERE seq = ?"
 _SELECT_DROPPED: Final = "SELECT shard, dropped FROM shards"
 # Also a number that is no longer there must not be given again.
 _LATEST: Final = (
@@ -113,19 +116,19 @@ class Held:
             lossy: A power loss may have taken the end of the journal: the file may be ahead of it by ``LOST_MAX``.
 
         Raises:
-            StorageError: They do not fit: one of the two is older than the other.
+            UnfitError: They do not fit: one of the two is older than the other.
         """
         if seq > self.end and not (lossy and seq - self.end <= LOST_MAX):
-            raise StorageError(
+            raise UnfitError(
                 f"its file includes batch {seq}, and the journal ends at batch {self.end}: {_MISMATCH} (after a power"
                 ' failure under durability = "process", start once more with that setting)'
             )
         if seq < self.dropped:
-            raise StorageError(f"its file ends at batch {seq}, and the journal goes on at {self.dropped}: {_MISMATCH}")
+            raise UnfitError(f"its file ends at batch {seq}, and the journal goes on at {self.dropped}: {_MISMATCH}")
         lacking = [row for row in self.rows if row.seq > seq]
         for row in lacking:
             if row.previous != seq:
-                raise StorageError(
+                raise UnfitError(
                     f"its file ends at batch {seq}, and the journal goes on at {row.previous}: {_MISMATCH}"
                 )
             seq = row.seq
@@ -189,11 +192,11 @@ def refuse_lost_end(connection: apsw.Connection, name: str, synced: int | None) 
         synced: What ``synced_up_to`` said before this connection looked at it for the first time.
 
     Raises:
-        StorageError: The message says the way out.
+        DamagedError: The message says the way out.
         apsw.Error: It cannot be read.
     """
     if (lost := lost_end(synced, read_latest(connection))) is not None:
-        raise StorageError(f"{damaged(name, lost)}; without one, `idemactor restore --apart` goes on with what is left")
+        raise DamagedError(f"{damaged(name, lost)}; without one, `idemactor restore --apart` goes on with what is left")
 
 
 def read_latest(connection: apsw.Connection) -> int:
@@ -205,11 +208,30 @@ def read_latest(connection: apsw.Connection) -> int:
     return int(connection.execute(_LATEST).get)
 
 
+def read_behind(connection: apsw.Connection, shard: int, applied: int) -> Held:
+    """What the journal holds of a shard from the batch ``applied`` on; of what is before it no page is read.
+
+    Raises:
+        apsw.Error: That cannot be read. What has checksums gives all of it or this error.
+    """
+    dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
+    found: list[tuple[int, int, int]] = [
+        (seq, owner, previous)
+        for seq, owner, previous in connection.execute(_SELECT_BEHIND, (applied,))
+        if owner == shard
+    ]
+    # The body of ``applied`` is in the file already, and may lie in pages of its own.
+    bodies = [connection.execute(_SELECT_BODY, (row[0],)).get if row[0] > applied else b"" for row in found]
+    return Held(dropped, [Row(*place, body) for place, body in zip(found, bodies, strict=True)])
+
+
 class JournalFile(WalFile[int]):
     """The connection to the journal; ``open`` returns the highest number that it ever held, 0 for a new one."""
 
-    def __init__(self, path: Path, durability: Durability = "full", vfs: str | None = None) -> None:
-        super().__init__(path, durability, vfs)
+    def __init__(
+        self, path: Path, durability: Durability = "full", vfs: str | None = None, *, checksums: bool | None = None
+    ) -> None:
+        super().__init__(path, durability, vfs, checksums)
         self.lossy = durability == "process"
         self._path = path
         self._watermark = Watermark(path)
@@ -251,6 +273,33 @@ class JournalFile(WalFile[int]):
             StorageError: The file is broken, or reading it failed.
         """
         return self.read(read_shard, shard)
+
+    def salvage(self, shard: int, applied: int) -> Held:
+        """What a journal that is damaged holds of a shard from ``applied`` on, where just that is whole.
+
+        The file stays as it is, and not open: nothing is ever written to what is damaged.
+
+        Raises:
+            DamagedError: It is not: nobody knows what the shard's file lacks.
+            StorageError: It cannot be looked at.
+        """
+        self.close(tidy=False)
+        connection: apsw.Connection | None = None
+        try:
+            synced = synced_up_to(self._path)
+            if not has_checksums(Path(self._name)):
+                # Without them what can be read may be a part of what was there.
+                raise DamagedError(damaged(self._name, "and without checksums nothing in it can be relied upon"))
+            connection = self._connect()
+            self._greet(connection)
+            self._refuse_torn_wal(connection)
+            refuse_lost_end(connection, self._name, synced)
+            return read_behind(connection, shard, applied)
+        except (apsw.Error, OSError) as error:
+            raise refusal(self._name, "read", error) from error
+        finally:
+            if connection is not None:
+                connection.close()
 
     def drop(self, done: Mapping[int, int]) -> None:
         """Drop what the shards' own files hold; a failure leaves it for the next time."""

@@ -5,6 +5,10 @@ written behind by ``maintain``, after answers have left; by what has to ask the 
 ``close``. Each write names the latest journal batch that it includes, in the same transaction: after a crash, opening
 replays what comes behind it and nothing else, and any step of that may be repeated.
 
+Where the journal is damaged, and all of it that the file lacks can still be read, the file has everything after that
+write: the shard goes on *alone*, with each batch in its file at once. What is numbered stays as it was, so that the
+journal still fits when it is put right.
+
 The journal lets go of a batch once the file's own commit returned. So that has to be durable whatever the journal's
 durability is: a power loss may cost the journal its latest batches, but never a file the ones that were dropped.
 """
@@ -12,6 +16,7 @@ durability is: a power loss may cost the journal its latest batches, but never a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import apsw
@@ -80,6 +85,7 @@ class JournaledEngine:
         self._broken = True
         self._forgets = False
         self._no_room = False
+        self._alone: str | None = None
 
     @property
     def last_error(self) -> Exception | None:
@@ -110,23 +116,26 @@ class JournaledEngine:
         self._forget_overlay()
         self._seq = opened.journal_seq
         try:
-            rows = await self._journal.open(self._shard, self._seq)
+            lacking = await self._journal.open(self._shard, self._seq)
         except StorageError as error:
-            raise StorageError(f"shard {self._shard}: {error}") from error
+            raise type(error)(f"shard {self._shard}: {error}") from error
+        rows = lacking.rows
+        self._alone = None if lacking.damage is None else str(lacking.damage)
         for row in rows:
             # It fits: before one that did not was appended, the file was written.
             body = opened_body(row, self._keys)
             self._lay_over(journal_rows.decode(body), len(body))
             self._seq = row.seq
         if rows and await self._write() is not CommitResult.OK:
-            if not await self._go_on_reading():
+            # What only a damaged journal has is shown to nobody before it is where it is safe.
+            if self._alone is not None or not await self._go_on_reading():
                 raise StorageError(f"shard {self._shard}: its file cannot be written")
             return self._overlay.opened(opened, self._seq)
         if rows:
             await self._inner.close()
             opened = await self._inner.open()
         self._journal.applied(self._shard, self._seq)
-        return opened
+        return replace(opened, alone=self._alone)
 
     async def close(self) -> None:
         """Write behind what is left, and let go of the file."""
@@ -158,7 +167,8 @@ class JournaledEngine:
         if (self._no_room or not self._overlay.fits(batch)) and await self._write() is not CommitResult.OK:
             return CommitResult.FAILED
         self._broken = True
-        result = await (self._append(batch, body) if len(body) <= BODY_BYTES_MAX else self._bypass(batch, len(body)))
+        detour = self._alone is None and len(body) <= BODY_BYTES_MAX
+        result = await (self._append(batch, body) if detour else self._bypass(batch, len(body)))
         self._broken = result is not CommitResult.OK
         self._forgets = self._forgets or batch.forgets
         return result
@@ -210,10 +220,13 @@ class JournaledEngine:
         await self._journal.maintain()
 
     async def wipe(self) -> bool:
-        """Leave nothing of what was removed in the file, nor in the journal, which has it as it was given."""
+        """Leave nothing of what was removed in the file, nor in the journal, which has it as it was given.
+
+        Nothing is removed from a journal that is damaged.
+        """
         if self._broken or (self._overlay.batches and await self._write() is not CommitResult.OK):
             return False
-        return await self._inner.wipe() and await self._journal.wipe()
+        return await self._inner.wipe() and (self._alone is not None or await self._journal.wipe())
 
     def _due(self) -> bool:
         rows_enough = max(self._rows, WRITE_BEHIND_BATCHES * self._latest_rows)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from idemactor.core.limits import TOKEN_MAX
 from idemactor.errors import StartError
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
-from idemactor.storage.sqlite_create import sync_directory
+from idemactor.storage.sqlite_create import sync_path
 
 META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
@@ -163,4 +163,4 @@ def write_whole(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(descriptor)
     os.rename(scratch, path)
-    sync_directory(path.parent)
+    sync_path(path.parent)

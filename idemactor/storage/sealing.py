@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgpack
 
-from idemactor.errors import StartError, StorageError
+from idemactor.errors import StartError, StorageError, UnfitError
 
 KEY_BYTES: Final = 32
 SEALED: Final = '"sealed"'
@@ -62,13 +62,14 @@ class Keyring:
         """The plain text of what ``seal`` returned.
 
         Raises:
-            StorageError: None of the keys encrypted it, or it was changed, or belongs to something else.
+            UnfitError: None of the keys encrypted it.
+            StorageError: It was changed, or belongs to something else.
         """
         from cryptography.exceptions import InvalidTag
 
         cipher = self._ciphers.get(_key_id_in(sealed))
         if cipher is None:
-            raise StorageError(f"what is stored was encrypted with another key; {_WAY_OUT}")
+            raise UnfitError(f"what is stored was encrypted with another key; {_WAY_OUT}")
         try:
             plain: bytes = cipher.decrypt(
                 sealed[_HEAD_BYTES - _NONCE_BYTES : _HEAD_BYTES], sealed[_HEAD_BYTES:], _packed(about)
@@ -95,10 +96,11 @@ def unseal(keys: Keyring | None, sealed: bytes, about: About) -> bytes:
     """The plain text of what is sealed.
 
     Raises:
-        StorageError: See ``Keyring.open``, or there are no keys.
+        UnfitError: There are no keys, or none of them encrypted it.
+        StorageError: See ``Keyring.open``.
     """
     if keys is None:
-        raise StorageError(f"what is stored is encrypted, and no key is configured; {_WAY_OUT}")
+        raise UnfitError(f"what is stored is encrypted, and no key is configured; {_WAY_OUT}")
     return keys.open(sealed, about)
 
 
@@ -106,11 +108,11 @@ def check_keys(keys: Keyring | None, headers: str, body: bytes) -> None:
     """Refuse to go on without the key of something that is stored.
 
     Raises:
-        StorageError: It is sealed, and its key is not there.
+        UnfitError: It is sealed, and its key is not there.
     """
     if headers == SEALED and (keys is None or not keys.knows(body)):
         which = "no key is configured" if keys is None else "its key is not among those that are configured"
-        raise StorageError(f"it holds what is encrypted, and {which}; {_WAY_OUT}")
+        raise UnfitError(f"it holds what is encrypted, and {which}; {_WAY_OUT}")
 
 
 def hide(keys: Keyring, parts: Sequence[str | bytes], about: About) -> bytes:

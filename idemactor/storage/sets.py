@@ -9,7 +9,7 @@ from typing import Any
 
 from idemactor.errors import StartError
 from idemactor.storage.layout import META_NAME, SETS_MAX, Meta, write_meta
-from idemactor.storage.sqlite_create import sync_directory
+from idemactor.storage.sqlite_create import sync_path
 
 
 def next_set(path: Path, before: Meta | None) -> int:
@@ -31,8 +31,8 @@ def switch(path: Path, home: Path, meta: Meta) -> None:
         OSError: It cannot be written; the set of before still counts.
     """
     _own_as(home, path)
-    sync_directory(home)
-    sync_directory(path)
+    sync_path(home)
+    sync_path(path)
     write_meta(path, meta)
     _own_as(path / META_NAME, path)
 

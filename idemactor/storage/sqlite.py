@@ -46,6 +46,7 @@ class SqliteEngine:
         threads: See ``Threads``.
         vfs: The name of an apsw VFS, for tests that lose what was not synced.
         keys: What callers stored is sealed with them; None: it is kept as it is.
+        checksums: Whether the file must have checksums; None: as it has them.
 
     Attributes:
         last_commit_s: How long the latest batch took to write, seconds, without the hop to a thread.
@@ -63,10 +64,11 @@ class SqliteEngine:
         threads: Threads = "auto",
         vfs: str | None = None,
         keys: Keyring | None = None,
+        checksums: bool | None = None,
     ) -> None:
         self.last_commit_s = 0.0
         self.last_sync_s = 0.0
-        self._file = ShardFile(Place(path, shard, shards, create, durability, vfs, keys))
+        self._file = ShardFile(Place(path, shard, shards, create, durability, vfs, keys, checksums=checksums))
         self._keys = keys
         self._forgets = False
         self._look_at = -math.inf

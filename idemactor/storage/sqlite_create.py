@@ -9,7 +9,7 @@ from typing import Final
 
 import apsw
 
-from idemactor.errors import StorageError
+from idemactor.errors import UnfitError
 from idemactor.storage import schema
 from idemactor.storage.checksums import checked_vfs, make_room
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
@@ -71,16 +71,16 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
     finally:
         connection.close()
     os.rename(scratch, path)
-    sync_directory(path.parent)
+    sync_path(path.parent)
 
 
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory survive a power loss.
+def sync_path(path: Path) -> None:
+    """Make the content of a file, or the names in a directory, survive a power loss.
 
     Raises:
         OSError: The sync failed.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -94,16 +94,16 @@ def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) ->
         The version.
 
     Raises:
-        StorageError: The message says the way out.
+        UnfitError: The message says the way out.
     """
     application = connection.pragma("application_id")
     version: int = connection.pragma("user_version")
     if application != kind.application_id:
-        raise StorageError(
+        raise UnfitError(
             f"{name} is not a file of idemactor ({kind.name}); name another data directory or move it away"
         )
     if not kind.oldest <= version <= kind.version:
-        raise StorageError(
+        raise UnfitError(
             f"{name} has format {version}, this release knows {kind.version}; start the release that wrote it"
         )
     return version
@@ -127,7 +127,7 @@ def holds_nothing(path: Path) -> bool:
 
     Raises:
         apsw.Error: It cannot be read.
-        StorageError: It is not ours, or of a newer release.
+        UnfitError: It is not ours, or of a newer release.
     """
     connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 
 from idemactor.core.tally import Tally
-from idemactor.errors import StorageError
+from idemactor.errors import DamagedError, StorageError, UnfitError
 from idemactor.storage import schema, sqlite_writes
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.sealing import Keyring, check_keys
@@ -29,6 +29,7 @@ class Place:
         vfs: The name of an apsw VFS, None for the one with checksums.
         keys: What callers stored is sealed with them.
         as_is: Whether it may hold what ``keys`` cannot open: it is only copied.
+        checksums: Whether its header must say that its pages have checksums; None: it says so itself.
     """
 
     path: Path
@@ -39,13 +40,14 @@ class Place:
     vfs: str | None = None
     keys: Keyring | None = None
     as_is: bool = False
+    checksums: bool | None = None
 
 
 class ShardFile(WalFile[Opened]):
     """The connection to one shard's file."""
 
     def __init__(self, place: Place) -> None:
-        super().__init__(place.path, place.durability, place.vfs)
+        super().__init__(place.path, place.durability, place.vfs, place.checksums)
         self._place = place
         self._last_token = 0
         self._delivers = False
@@ -75,11 +77,11 @@ class ShardFile(WalFile[Opened]):
     def _read_state(self, connection: apsw.Connection) -> Opened:
         meta = connection.execute(schema.SELECT_META).fetchone()
         if meta is None:
-            raise StorageError(f"{self._name} has lost its meta row; put it back from a backup")
+            raise DamagedError(f"{self._name} has lost its meta row; put it back from a backup")
         _, shard, shards, last_token, latest_ms, journal_seq = meta
         place = self._place
         if (shard, shards) != (place.shard, place.shards):
-            raise StorageError(
+            raise UnfitError(
                 f"{self._name} is shard {shard} of {shards}, not {place.shard} of {place.shards};"
                 " put each file back under its own name"
             )
@@ -95,7 +97,7 @@ class ShardFile(WalFile[Opened]):
             try:
                 check_keys(self._place.keys, headers, body)
             except StorageError as error:
-                raise StorageError(f"{self._name}: {error}") from None
+                raise UnfitError(f"{self._name}: {error}") from None
         self._delivers = bool(connection.execute(schema.HAS_DELIVERIES).get)
 
     def _touch(self, connection: apsw.Connection) -> None:

@@ -37,9 +37,9 @@ from typing import Concatenate, Final, Generic, Literal, ParamSpec, TypeVar
 
 import apsw
 
-from idemactor.errors import DAMAGED, StorageError
+from idemactor.errors import DAMAGED, DamagedError, StorageError
 from idemactor.storage.base import CommitResult
-from idemactor.storage.checksums import checked_vfs, is_damage
+from idemactor.storage.checksums import checked_vfs, has_checksums, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
 from idemactor.storage.wal_frames import HEADER_BYTES, damage_behind
 
@@ -86,7 +86,7 @@ class WalFile(ABC, Generic[S]):
         wal_pages: How long the WAL was after the latest write.
     """
 
-    def __init__(self, path: Path, durability: Durability, vfs: str | None) -> None:
+    def __init__(self, path: Path, durability: Durability, vfs: str | None, checksums: bool | None = None) -> None:
         self.broken = True
         self.last_error: Exception | None = None
         self.commit_s = 0.0
@@ -95,6 +95,7 @@ class WalFile(ABC, Generic[S]):
         self._name = str(path)
         self._durability = durability
         self._vfs = vfs
+        self._checksums = checksums
         self._connection: apsw.Connection | None = None
         self._inode: tuple[int, int] | None = None
         self._wal_inode: tuple[int, int] | None = None
@@ -142,8 +143,7 @@ class WalFile(ABC, Generic[S]):
         except (apsw.Error, OSError) as error:
             self._note(error)
             self.close(tidy=False)
-            said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be opened: {error}"
-            raise StorageError(said) from error
+            raise refusal(self._name, "opened", error) from error
         except BaseException:
             self.close(tidy=False)
             raise
@@ -151,23 +151,29 @@ class WalFile(ABC, Generic[S]):
         return state
 
     def _open(self, recovering: bool) -> S:
-        self._find_file()
-        vfs = self._vfs or checked_vfs()
-        connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
-        self._connection = connection
-        # Closing must only ever close: a checkpoint there would write to a file that has just proved to be unwell.
-        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
-        # Without it a build with STAT4 plans a join anew for every binding: six times the cost of a load.
-        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
-        connection.set_busy_timeout(BUSY_MS)
+        connection = self._connection = self._connect()
         self._greet(connection)
-        self._look_for_damage(connection)
+        self._refuse_torn_wal(connection)
+        self._refuse_suspect(connection)
         self._set_up(connection)
         state = self._read_state(connection)
         self._settle(connection, recovering)
         self._inode = _inode_of(self._name)
         self._wal_inode = _inode_of(self._name + "-wal")
         return state
+
+    def _connect(self) -> apsw.Connection:
+        self._find_file()
+        if self._checksums is not None and has_checksums(Path(self._name)) != self._checksums:
+            # What says whether there are checksums is a byte that no checksum is compared for.
+            raise DamagedError(damaged(self._name, "its header is not as it was written"))
+        connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs or checked_vfs())
+        # Closing must only ever close: a checkpoint there would write to a file that has just proved to be unwell.
+        connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
+        # Without it a build with STAT4 plans a join anew for every binding: six times the cost of a load.
+        connection.config(apsw.SQLITE_DBCONFIG_ENABLE_QPSG, 1)
+        connection.set_busy_timeout(BUSY_MS)
+        return connection
 
     def _find_file(self) -> None:
         inode = _inode_of(self._name)
@@ -181,15 +187,18 @@ class WalFile(ABC, Generic[S]):
             # What was acknowledged and not copied yet went with it. The file alone would look whole.
             raise StorageError(f"{self._name}-wal was deleted or replaced while in use; put both back from a backup")
 
-    def _look_for_damage(self, connection: apsw.Connection) -> None:
-        """Refuse a WAL that was longer once, and a file that gave something damaged and still does."""
+    def _refuse_torn_wal(self, connection: apsw.Connection) -> None:
+        """Refuse a WAL that was longer once."""
         # As many as it takes for whole, now that something was read; below 0 where that cannot be said.
         frames, _ = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_NOOP)
         self._wal_end = HEADER_BYTES + frames * FRAME_BYTES if frames >= 0 else None
         # Where commits do not sync, a power loss may have torn any of many transactions.
         looks = self._durability == "full" and frames >= 0
         if looks and (torn := damage_behind(Path(self._name + "-wal"), frames)):
-            raise StorageError(damaged(self._name, torn))
+            raise DamagedError(damaged(self._name, torn))
+
+    def _refuse_suspect(self, connection: apsw.Connection) -> None:
+        """Refuse a file that gave something damaged and still does."""
         if not self._suspect:
             return
         status = os.stat(self._name)
@@ -198,7 +207,7 @@ class WalFile(ABC, Generic[S]):
             found = _first_fault(connection)
             self._found = None if found is None else (state, found)
         if self._found is not None:
-            raise StorageError(damaged(self._name, self._found[1]))
+            raise DamagedError(damaged(self._name, self._found[1]))
         self._suspect = False
 
     def _note(self, error: Exception) -> None:
@@ -298,6 +307,11 @@ class WalFile(ABC, Generic[S]):
 
     def _tidied(self) -> None:
         """All that was in the WAL is in the file, and nobody uses it any more."""
+
+    def forget(self) -> None:
+        """Another file takes the place of this one, which is closed."""
+        self._inode = self._wal_inode = None
+        self._suspect = False
 
     # ------------------------------------------------------------------------------------------------------- writing
 
@@ -418,8 +432,7 @@ class WalFile(ABC, Generic[S]):
             self.broken = True
             if isinstance(error, StorageError):
                 raise
-            said = damaged(self._name, str(error)) if is_damage(error) else f"{self._name} cannot be read: {error}"
-            raise StorageError(said) from error
+            raise refusal(self._name, "read", error) from error
         except DAMAGED as error:
             # The file as such is whole, as far as SQLite knows: what else stands in it is good.
             detail = "holds a row that cannot be read; `idemactor check` tells how much is damaged"
@@ -432,6 +445,23 @@ def damaged(name: str, what: str) -> str:
         f"{name} is damaged: {what}; stop the server, see how much of it with `idemactor check`, and put the data"
         " directory back from a backup (was another program writing to it? none may)"
     )
+
+
+def refusal(name: str, how: str, error: Exception) -> StorageError:
+    """What is said of a file that could not be opened or read."""
+    if is_damage(error):
+        return DamagedError(damaged(name, str(error)))
+    # SQLite says of a WAL that cannot be made what it says of a file that is not there.
+    why = f"{error} (no inode left: remove some files)" if _out_of_inodes(name) else str(error)
+    return StorageError(f"{name} cannot be {how}: {why}")
+
+
+def _out_of_inodes(name: str) -> bool:
+    try:
+        system = os.statvfs(os.path.dirname(name) or ".")
+    except OSError:
+        return False
+    return system.f_files > 0 and system.f_favail == 0
 
 
 def _first_fault(connection: apsw.Connection) -> str | None:

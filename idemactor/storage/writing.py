@@ -19,7 +19,7 @@ from idemactor.storage.base import Batch
 from idemactor.storage.checksums import checked_vfs
 from idemactor.storage.reading import Whole
 from idemactor.storage.sealing import Keyring
-from idemactor.storage.sqlite_create import create_file, sync_directory
+from idemactor.storage.sqlite_create import create_file, sync_path
 
 T = TypeVar("T")
 
@@ -103,7 +103,7 @@ class ShardBuilder:
             sqlite_writes.apply(self._connection, end, 0, delivers=False)
         seal(self._connection, self._scratch)
         os.rename(self._scratch, self._path)
-        sync_directory(self._path.parent)
+        sync_path(self._path.parent)
 
     def close(self) -> None:
         """Let go of it; what is not finished is left under its scratch name."""
@@ -131,20 +131,7 @@ def seal(connection: apsw.Connection, path: Path) -> None:
         raise StorageError(f"{path} is used by another program")
     for suffix in ("-wal", "-shm"):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
-    sync_file(path)
-
-
-def sync_file(path: Path) -> None:
-    """Bring a file's content to disk.
-
-    Raises:
-        OSError: The sync failed.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_path(path)
 
 
 def _pieces(values: Iterable[T]) -> Iterator[Sequence[T]]:

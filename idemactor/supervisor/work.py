@@ -39,10 +39,10 @@ from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
 from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.server.stop import Told, told_to_stop
-from idemactor.shard.actor import Shard
+from idemactor.shard.actor import AheadError, Shard
 from idemactor.shard.bell import Bell
 from idemactor.shard.router import Place, Router
-from idemactor.shard.start import open_engines, settle_journals
+from idemactor.shard.start import FoundShards, open_shards, settle_journals
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sqlite_wal import Durability
 from idemactor.supervisor.bulletin import Bulletin
@@ -59,6 +59,9 @@ BEAT: Final = b"b"
 """What it sends every ``BEAT_MS`` from then on, while its loop and all its shards turn."""
 
 BEAT_MS: Final = 1_000
+
+AHEAD_MS_MAX: Final = 1_000
+"""How far a worker that died may have been ahead of the next one's clock: they round, and places in line are given."""
 
 _MS_PER_S: Final = 1_000
 
@@ -104,9 +107,9 @@ async def _prepare(config: ServerConfig, directory: DataDirectory) -> Epoch:
     durability: Durability = config.server.durability.value
     keys = keyring_of(config)
     await settle_journals(directory, durability, config.server.workers, keys)
-    async with open_engines(directory, durability, keys=keys) as engines:
-        epoch = Epoch(first_ms(config, [opened for _, opened in engines]), boottime_s())
-        await check_settings(config, engines, epoch.start_ms)
+    async with open_shards(directory, durability, keys) as found:
+        epoch = Epoch(first_ms(config, found), boottime_s())
+        await check_settings(config, found.whole, epoch.start_ms)
     return epoch
 
 
@@ -159,15 +162,13 @@ async def _work_until(
     keys = keyring_of(given.config)
     async with (
         telemetry_of(given.config, worker) as telemetry,
-        open_engines(given.directory, durability, mine, keys) as engines,
+        open_shards(given.directory, durability, keys, mine) as found,
     ):
         metrics, census = Metrics(), SharedCensus()
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, LogObserver())
-        clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-        bell = Bell()
-        given_engines = dict(zip(mine, engines, strict=True))
-        shards = make_shards(given.config, given_engines, clock, observer, census, bell, telemetry, worker)
+        clock, bell = given.epoch.clock(await _latest_ms(found, given.epoch)), Bell()
+        shards = make_shards(given.config, found, clock, observer, census, bell, telemetry, worker)
         peers = {
             number: Peer(worker, number, census, metrics.counted, bell, telemetry)
             for number in range(given.config.server.workers)
@@ -199,6 +200,18 @@ async def _work_until(
                 all_settled=mesh.all_settled,
             )
             await serve_doors(context, http, rpc, gateway, proxy, office, most, life)
+
+
+async def _latest_ms(found: FoundShards, epoch: Epoch) -> int:
+    """The latest time of this worker's shards; those that are ahead of all workers' time are left for later.
+
+    They could not be read when that was settled, and one worker's time must not run before the others'.
+    """
+    end_ms = epoch.clock(0).now_ms() + AHEAD_MS_MAX
+    for shard, opened in list(found.opened.items()):
+        if opened.latest_ms > end_ms:
+            await found.set_aside(shard, AheadError(opened.latest_ms - end_ms))
+    return max((opened.latest_ms for opened in found.opened.values()), default=0)
 
 
 def _renew(bulletin: Bulletin, authenticator: Authenticator) -> None:

@@ -35,10 +35,12 @@ from idemactor.core.replies import (
     Unknown,
     Watched,
 )
-from idemactor.errors import StorageError
+from idemactor.errors import StorageError, UnfitError
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.mailbox import Answer
 from idemactor.shard.router import Router
+from idemactor.shard.start import FoundShards, opening
+from idemactor.storage.base import Engine, Opened
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal import Journal
 from idemactor.storage.journal_file import JournalFile
@@ -205,16 +207,20 @@ class Life:
         Raises:
             StorageError: They could not be started.
         """
-        with DataDirectory.open(self.path, SHARDS) as directory:
-            journal = Journal(JournalFile(directory.journal_path(0), vfs=self._vfs), "never")
-            engines = [self._engine(directory, shard, journal) for shard in range(SHARDS)]
-            try:
-                opened = [await engine.open() for engine in engines]
+        with DataDirectory.open(self.path, SHARDS, whole=False) as directory:
+            path = directory.journal_path(0)
+            checksums = None if self.vfs is None else directory.checksums
+            journal = Journal(JournalFile(path, vfs=self._vfs, checksums=checksums), "never")
+            engines: dict[int, Engine] = {n: self._engine(directory, n, journal, checksums) for n in range(SHARDS)}
+            async with opening(directory, engines, {path: journal}) as found:
+                self._refuse(found)
+                stand: dict[int, Opened | StorageError] = {**found.damaged, **found.opened}
+                opened = found.opened.values()
                 clock = Clock(max(self.latest_ms, *(each.latest_ms for each in opened)), trio.current_time)
                 settings, census = ShardSettings(evict_after_ms=EVICT_AFTER_MS), Census()
                 shards = [
-                    Shard(n, engine, {NAMESPACE: POLICY}, census, clock, lambda: 1, self.notes, settings, opened[n])
-                    for n, engine in enumerate(engines)
+                    Shard(n, engine, {NAMESPACE: POLICY}, census, clock, lambda: 1, self.notes, settings, stand[n])
+                    for n, engine in engines.items()
                 ]
                 rig = Rig([], shards, Router(shards, self.notes), self.notes, clock, census)
                 caller = Caller(rig, self.allowed, self.tokens)
@@ -226,18 +232,22 @@ class Life:
                 assert not nursery.cancel_scope.cancelled_caught, "the shards did not come to an end"
                 self.latest_ms = clock.now_ms()
                 self.refused += caller.refused
-            finally:
-                for engine in engines:
-                    await engine.close()
-                await journal.close()
+
+    def _refuse(self, found: FoundShards) -> None:
+        """As ``open_shards`` does."""
+        for error in found.damaged.values():
+            if not found.opened or isinstance(error, UnfitError):
+                raise error
 
     @property
     def _vfs(self) -> str:
         return self.disk.name if self.vfs is None else self.vfs
 
-    def _engine(self, directory: DataDirectory, shard: int, journal: Journal) -> JournaledEngine:
+    def _engine(
+        self, directory: DataDirectory, shard: int, journal: Journal, checksums: bool | None
+    ) -> JournaledEngine:
         path = directory.engine_path(shard)
-        file = SqliteEngine(path, threads="never", shard=shard, shards=SHARDS, vfs=self._vfs)
+        file = SqliteEngine(path, threads="never", shard=shard, shards=SHARDS, vfs=self._vfs, checksums=checksums)
         return JournaledEngine(shard, file, journal, rows=6)
 
     async def start_again(self) -> None:

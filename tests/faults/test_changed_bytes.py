@@ -148,6 +148,8 @@ def test_a_changed_byte_is_found_by_the_check_and_is_never_an_answer(
         became[kind, f"{'found by the check' if found else 'not found'}, {outcome}"] += 1
         if kind == "file" or (kind == "WAL" and file.name.startswith("journal")):
             assert found, f"byte {position} of {file.name}"
+        if file.name.startswith("shard"):
+            assert outcome != "refused to start", f"byte {position} of {file.name}"
         shutil.rmtree(directory)
     print(dict(became))
     assert sum(became.values()) == ROUNDS

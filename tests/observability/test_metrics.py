@@ -84,6 +84,7 @@ def test_what_happens_to_shards(metrics: Metrics) -> None:
     metrics.quarantined(2, error, 100)
     metrics.recovered(2)
     metrics.fenced(2)
+    metrics.without_journal(2, "damaged")
     metrics.evicted(2)
     metrics.opened(2)
     found = samples(metrics)
@@ -97,6 +98,7 @@ def test_what_happens_to_shards(metrics: Metrics) -> None:
             "reload_failures",
             "recoveries",
             "fencings",
+            "openings_without_journal",
             "evictions",
             "loads",
         )

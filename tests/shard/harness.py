@@ -21,11 +21,12 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.policy import Policy
 from idemactor.core.queries import Query
 from idemactor.core.record import Outcome
+from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Router
-from idemactor.storage.base import Batch
+from idemactor.storage.base import Batch, Opened
 from idemactor.storage.memory import Hook, MemoryDisk, MemoryEngine
 
 START_MS: Final = 1_700_000_000_000
@@ -225,8 +226,14 @@ async def open_rig(
     """Open the shards of a node, as its composition root does."""
     watch, census = Watch(), Census()
     engines = [MemoryEngine(disk) for disk in disks]
-    opened = [await engine.open() for engine in engines]
-    clock = Clock(max(start_ms, *(each.latest_ms for each in opened)), trio.current_time)
+    opened: list[Opened | StorageError] = []
+    for engine in engines:
+        try:
+            opened.append(await engine.open())
+        except StorageError as error:
+            opened.append(error)
+    latest_ms = [each.latest_ms for each in opened if not isinstance(each, StorageError)]
+    clock = Clock(max(start_ms, *latest_ms), trio.current_time)
     shards = [
         make(number, engine, policies, census, clock, lambda: 1, watch, settings, opened[number])
         for number, engine in enumerate(engines)

@@ -16,7 +16,18 @@ from idemactor.shard.actor import ShardSettings
 from idemactor.shard.backoff import BACKOFF_MS_MAX, BACKOFF_MS_MIN
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault, MemoryDisk, MemoryEngine
-from tests.shard.harness import NAMESPACE, TENANT, commit, identity, key_in, on_mock_time, reserve, running, slow
+from tests.shard.harness import (
+    NAMESPACE,
+    START_MS,
+    TENANT,
+    commit,
+    identity,
+    key_in,
+    on_mock_time,
+    reserve,
+    running,
+    slow,
+)
 
 NOT_KEPT = [Fault(CommitResult.FAILED), Fault(CommitResult.UNKNOWN)]
 KEPT = Fault(CommitResult.UNKNOWN, applied=True)
@@ -290,3 +301,40 @@ async def test_a_file_that_cannot_be_closed_does_not_end_the_other_shards(monkey
         await call.wait()
         call.got(Reserved)
     assert [(commands, str(error)) for commands, error in rig.watch.failed_batches] == [(0, "planted")] * 2
+
+
+@on_mock_time
+async def test_a_shard_that_cannot_be_read_at_start_is_quarantined_until_it_can() -> None:
+    disks = (MemoryDisk(), MemoryDisk())
+    bad, good = key_in(0, 2), key_in(1, 2)
+    async with running(*disks) as rig:
+        await rig.one(reserve(bad), Reserved)
+    disks[0].failing_opens = 4
+    async with running(*disks) as rig:
+        assert rig.shard.quarantined
+        assert not rig.shards[1].quarantined
+        await rig.one(reserve(bad), Unavailable)
+        await rig.one(reserve(good), Reserved)
+        await trio.sleep(3)
+        assert not rig.shard.quarantined
+        assert [retry_ms for _, retry_ms, _ in rig.watch.quarantines] == [100, 200, 400, 800]
+        await rig.one(reserve(bad), InFlight)
+        assert rig.census.total((TENANT, NAMESPACE)) == 2
+
+
+@on_mock_time
+async def test_time_never_goes_back_for_a_shard_that_could_not_be_read_when_it_was_settled() -> None:
+    """A lease that was over by its own time would be alive once more by the server's."""
+    disks = (MemoryDisk(), MemoryDisk())
+    bad, good = key_in(0, 2), key_in(1, 2)
+    async with running(*disks, start_ms=START_MS + 60_000) as rig:
+        await rig.one(reserve(bad), Reserved)
+    disks[0].failing_opens = 1
+    async with running(*disks) as rig:
+        await rig.one(reserve(good), Reserved)
+        await trio.sleep(30)
+        assert rig.shard.quarantined
+        await rig.one(reserve(bad), Unavailable)
+        await trio.sleep(60)
+        assert not rig.shard.quarantined
+        await rig.one(reserve(bad), InFlight)

@@ -145,7 +145,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, module: object, function: str, af
     [
         *((directory, "create_file", n) for n in range(3)),
         *((os, "rename", n) for n in range(4)),
-        *((sqlite_create, "sync_directory", n) for n in range(3)),
+        *((sqlite_create, "sync_path", n) for n in range(3)),
         *((os, "fsync", n) for n in range(5)),
         (layout, "write_whole", 0),
     ],
@@ -184,7 +184,7 @@ def test_the_directory_is_only_called_finished_when_all_files_are_there(
 
 def test_the_last_thing_done_to_a_new_directory_is_a_sync(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    for module, function in ((os, "rename"), (os, "fsync"), (layout, "sync_directory")):
+    for module, function in ((os, "rename"), (os, "fsync"), (layout, "sync_path")):
         real: Callable[..., object] = getattr(module, function)
 
         def noting(*arguments: object, real: Callable[..., object] = real, function: str = function) -> object:
@@ -194,7 +194,7 @@ def test_the_last_thing_done_to_a_new_directory_is_a_sync(path: Path, monkeypatc
         monkeypatch.setattr(module, function, noting)
     make(path, 1)
     # The content, the name, and the directory: in this order the name never stands for less than all of the content.
-    assert done[-4:] == ["fsync", "rename", "sync_directory", "fsync"]
+    assert done[-4:] == ["fsync", "rename", "sync_path", "fsync"]
 
 
 def test_shards_with_keys_and_no_meta_are_not_thrown_away(path: Path) -> None:

@@ -31,7 +31,7 @@ from idemactor.storage import directory, journaled, sqlite_wal, watermark
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
-from idemactor.storage.journal import BODY_BYTES_MAX, Journal
+from idemactor.storage.journal import BODY_BYTES_MAX, Journal, Lacking
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, JournalFile, Row
 from idemactor.storage.journaled import JournaledEngine
@@ -554,11 +554,11 @@ async def test_numbers_that_are_given_again_are_found_out(tmp_path: Path, monkey
     monkeypatch.setattr(JournalFile, "_read_state", lambda *_: 0)
     real = Journal.open
 
-    async def forgetful(journal: Journal, shard: int, applied: int) -> list[Row]:
+    async def forgetful(journal: Journal, shard: int, applied: int) -> Lacking:
         latest = journal._last_seq
-        rows = await real(journal, shard, applied)
+        lacking = await real(journal, shard, applied)
         journal._last_seq = max(latest, applied if not latest else 0)
-        return rows
+        return lacking
 
     monkeypatch.setattr(Journal, "open", forgetful)
     assert await found_out(tmp_path, Odds(restart=0.3))

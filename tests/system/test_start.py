@@ -8,6 +8,7 @@ import hashlib
 import json
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
@@ -134,23 +135,28 @@ def test_a_path_that_is_no_directory(home: Path) -> None:
     assert_refused(Server(home, data_dir=home / "data" / "below"), "not a directory")
 
 
-def test_a_directory_that_lost_a_file(home: Path) -> None:
+def test_a_directory_that_lost_its_files(home: Path) -> None:
     server = Server(home)
     with server, server.http_client() as client:
         for number in range(8):
             client.call("reserve", key=f"k{number}")
-    lost = server.data_dir / "shard-0002.db"
-    lost.rename(home / "aside")
-    assert_refused(server, "shard-0002.db", "backup")
-    assert not lost.exists(), "an empty shard took its place"
+        server.terminate()
+    files = sorted(server.data_dir.glob("shard-*.db"))
+    for file in files:
+        file.unlink()
+    assert_refused(server, "no shard can be read", "backup", *(file.name for file in files))
+    assert not any(file.exists() for file in files), "an empty shard took its place"
 
 
 def test_a_file_that_is_not_ours(home: Path) -> None:
     server = Server(home)
     with server:
         pass
-    (server.data_dir / "shard-0001.db").write_bytes(b"not a database, but long enough to look like one" * 100)
-    assert_refused(server, "shard-0001.db")
+    foreign = server.data_dir / "shard-0001.db"
+    foreign.unlink()
+    with contextlib.closing(sqlite3.connect(foreign)) as connection:
+        connection.execute("CREATE TABLE t (x)")
+    assert_refused(server, "shard-0001.db", "is not a file of idemactor")
 
 
 @pytest.mark.parametrize("workers", [1, 2])
