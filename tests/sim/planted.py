@@ -15,7 +15,7 @@ from idemactor.core.replies import Reply
 from idemactor.shard.alarms import AlarmHeap
 from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Opened
-from idemactor.storage.memory import MemoryEngine
+from tests.sim.disks import SimEngine, SimJournaled
 from tests.sim.node import SimShard
 
 
@@ -84,8 +84,9 @@ class ServesAfterAnError(SimShard):
     def _drop(self, turn: Any, error: Exception) -> None:
         ledger = self._ledger
         super()._drop(turn, error)
-        assert isinstance(self._engine, MemoryEngine)
-        self._ledger, self._spoilt, self._engine._usable = ledger, False, True
+        assert isinstance(self._engine, SimEngine | SimJournaled)
+        self._engine.pretend_whole()
+        self._ledger, self._spoilt = ledger, False
 
 
 class KeepsNoTokens(SimShard):

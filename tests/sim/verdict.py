@@ -15,9 +15,8 @@ from tests.sim.checks import (
     tallies,
     tokens,
 )
-from tests.sim.node import SimShard
 from tests.sim.wires import SimPeer
-from tests.sim.world import World, run_world
+from tests.sim.world import SOUND, Parts, World, run_world
 
 
 def verdict(world: World) -> list[str]:
@@ -42,13 +41,13 @@ def verdict_on_dispatch(world: World) -> list[str]:
 
 def finds(
     seed: int,
-    shard_type: type[SimShard] = SimShard,
+    parts: Parts = SOUND,
     *,
     dispatching: bool = False,
     peer_type: type[SimPeer] | None = None,
 ) -> bool:
     """Whether a seed shows that something is wrong; a shard that falls over counts."""
     try:
-        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching, peer_type=peer_type)))
+        return bool(verdict(run_world(seed, parts, dispatching=dispatching, peer_type=peer_type)))
     except BaseExceptionGroup:
         return True
