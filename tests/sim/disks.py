@@ -267,11 +267,15 @@ class SimJournaled(JournaledEngine):
             self.overlaid = True
 
     async def commit(self, batch: Batch) -> CommitResult:
-        """As ever; who is dead by then hears nothing of it."""
+        """As ever; who is dead begins nothing, and hears nothing of what was begun."""
+        await self._end_if_dead()
         result = await super().commit(batch)
+        await self._end_if_dead()
+        return result
+
+    async def _end_if_dead(self) -> None:
         if not self._power.on:
             await trio.lowlevel.checkpoint_if_cancelled()
-        return result
 
     async def close(self) -> None:
         """As ever, in good order; a process that was killed closes nothing."""

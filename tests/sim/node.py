@@ -67,6 +67,10 @@ class SimShard(Shard):
         self.in_hand = tuple(turn.envelopes)
         return await super()._bring_back(turn)
 
+    async def _recall(self, ledger: Ledger[Envelope], turn: Any) -> bool:
+        self.in_hand = tuple(turn.envelopes)
+        return await super()._recall(ledger, turn)
+
     async def _decide(self, ledger: Ledger[Envelope], turn: Any) -> None:
         self.history.deciding_ms[self.number] = turn.now
         self.in_hand = tuple(turn.envelopes)

@@ -93,6 +93,7 @@ class World:
     rest_ms: int = 0
     node: Node | FleetNode | None = None
     resting: list[SimShard] = field(default_factory=list)
+    life: trio.CancelScope = field(default_factory=trio.CancelScope)
     up: trio.Event = field(default_factory=trio.Event)
 
     async def send(self, commands: list[Command]) -> list[Op]:
@@ -185,7 +186,7 @@ class World:
         node = await self._start()
         async with trio.open_nursery() as nursery:
             await nursery.start(node.router.run)
-            self.node = node
+            self.node, self.life = node, nursery.cancel_scope
             self.up.set()
             async with trio.open_nursery() as trouble:
                 trouble.start_soon(self._trouble)
@@ -202,7 +203,7 @@ class World:
                 self.history.violations.append("the server does not stop")
             nursery.cancel_scope.cancel()
         if end == self._stop:
-            self._gone(node)
+            self._gone()
 
     async def _start(self) -> Node | FleetNode:
         """Start it, as often as it takes; it may die while it starts."""
@@ -249,10 +250,10 @@ class World:
         for shard in node.shards:
             self.history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
         node.power.cut()
-        self._gone(node)
-        node.ended.set()
+        self.life.cancel()
+        self._gone()
 
-    def _gone(self, node: Node | FleetNode) -> None:
+    def _gone(self) -> None:
         """There is no server any more: whoever still waited has lost the connection."""
         self.node, self.up = None, trio.Event()
         self.incarnation += 1
