@@ -87,7 +87,21 @@ async def settle_journals(
         return
     async with open_engines(directory, durability, keys=keys) as engines:
         ends = {shard: opened.journal_seq for shard, (_, opened) in enumerate(engines)}
+        for engine, _ in engines:
+            await _write_behind(engine)
     directory.hand_out_journals(workers, ends)
+
+
+async def _write_behind(engine: Engine) -> None:
+    """See that a shard's file holds all that its journal does, which is about to go.
+
+    On a full disk a shard opens all the same, so that it can be read, and its journal has what its file has no room for.
+    """
+    try:
+        # What has to ask the file itself brings it up to the journal first.
+        await engine.alarms(1)
+    except StorageError as error:
+        raise StartError(f"{error}; make room, or start with as many workers as before") from error
 
 
 def with_remains(policies: Mapping[str, Policy]) -> Mapping[str, Policy]:

@@ -333,6 +333,7 @@ class Storage:
             engines = self.engines(own, worker, power)
             for shard, engine in engines.items():
                 ends[shard] = (await engine.open()).journal_seq
+                await engine.alarms(1)
             for engine in engines.values():
                 await engine.close()
         self.journals = [SimJournalDisk() for _ in range(workers)]

@@ -176,6 +176,8 @@ class Fleet:
         """One life after the other."""
         while not self.settling:
             worker = await self._start(number)
+            if self.settling:
+                return
             with worker.scope:
                 async with trio.open_nursery() as worker.nursery:
                     worker.nursery.start_soon(self._serve, worker)
