@@ -20,7 +20,7 @@ from idemactor.core import ledger
 from idemactor.core.clock import Clock
 from idemactor.core.commands import Command
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.policy import DispatchPolicy, OnDoubt, OnLeaseExpiry, Policy
+from idemactor.core.policy import DispatchPolicy, OnDoubt, OnDuplicate, OnLeaseExpiry, Policy
 from idemactor.core.queries import Query, TakenEvent
 from idemactor.errors import StorageError
 from idemactor.shard import taking
@@ -159,7 +159,7 @@ class World:
     def _policies(self) -> dict[str, Policy]:
         if not self.dispatching:
             return {NAMESPACE: self.policy}
-        forever = replace(self.policy, ttl_ms=10**9)
+        forever = replace(self.policy, ttl_ms=10**9, outcome_max_bytes=10**6, records_max=10**6)
         return {
             NAMESPACE: self.policy,
             SAFE: replace(forever, dispatch=DispatchPolicy(recognised=self.recognised, horizon_ms=20_000)),
@@ -387,6 +387,10 @@ def run_world(
         on_lease_expiry=rng.choice((OnLeaseExpiry.RETRY, OnLeaseExpiry.RETRY, OnLeaseExpiry.HOLD)),
         on_doubt=rng.choice(list(OnDoubt)),
         unresolved_ttl_ms=rng.choice((150, 10**9)),
+        on_duplicate=rng.choice(list(OnDuplicate)),
+        outcome_max_bytes=rng.choice((10**6, 13)),
+        records_max=rng.choice((10**6, 10**6, 2)),
+        lease_total_max_ms=rng.choice((10**9, 250)),
     )
     storage = parts.storage_type([SimDisk() for _ in range(rng.randint(2, 4))], rng)
     if rng.random() < JOURNALED:
