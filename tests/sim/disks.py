@@ -19,6 +19,7 @@ import apsw
 import trio
 
 from idemactor.core.keys import worker_of
+from idemactor.core.tally import TallyKey
 from idemactor.errors import StorageError
 from idemactor.storage import journal_rows
 from idemactor.storage.base import Batch, CommitResult, Opened
@@ -317,6 +318,11 @@ class Storage:
             return disk
         journal = self.journals[worker_of(shard, len(self.journals))]
         return with_journal(disk, journal, shard) if journal.of(shard, disk.journal_seq) else disk
+
+    def counts(self) -> dict[int, dict[TallyKey, int]]:
+        """By shard, how many keys each tenant has in each namespace."""
+        shards = range(len(self.disks))
+        return {n: {key: tally.records for key, tally in self.image(n).tallies.items()} for n in shards}
 
     async def hand_out(self, workers: int, power: Power) -> None:
         """Another number of workers: bring the journals into the files, then make new ones, as a start does.

@@ -77,6 +77,7 @@ class Fleet:
         self._history, self._histories, self._questions = histories[0], histories, questions
         self._came = trio.Event()
         self._closing = trio.Event()
+        self._counts = storage.counts()
         self.ended = trio.Event()
 
     @property
@@ -229,6 +230,7 @@ class Fleet:
                 NOBODY, self._settings, opened, broom, bell, sequencer,
             )  # fmt: skip
             made.history, made.storage = self._history, self._storage
+            made.own, made.counts = set(mine), self._counts
             shards.append(made)
             places.append(made)
         router = Router(places, NOBODY)

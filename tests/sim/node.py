@@ -21,7 +21,7 @@ from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.storage.base import Opened
 from idemactor.storage.memory import MemoryEngine
-from tests.sim.checks import memory_is_disk, outbox_is_disk, tallies
+from tests.sim.checks import memory_is_disk, outbox_is_disk, quota, tallies
 from tests.sim.disks import Power, Storage
 from tests.sim.history import History, Op
 from tests.sim.wires import op_of
@@ -38,6 +38,8 @@ class SimShard(Shard):
 
     history: History
     storage: Storage
+    own: set[int]
+    counts: quota.Counts
     turns = 0
     in_hand: tuple[Envelope, ...] = ()
 
@@ -88,6 +90,10 @@ class SimShard(Shard):
         await super()._write(ledger, turn)
         await self._compare(ledger, turn.now)
 
+    def _drop(self, turn: Any, error: Exception) -> None:
+        self.history.dropped += 1
+        super()._drop(turn, error)
+
     def forgotten(self) -> list[Op]:
         """Ops of this shard that were not answered and that it knows nothing of."""
         known = {envelope.sink for envelope in (*self._mailbox, *self.in_hand)}
@@ -105,6 +111,14 @@ class SimShard(Shard):
         self.history.violations += outbox_is_disk.differences(ledger, disk, rows, now)
         self.history.violations += memory_is_disk.differences(ledger, disk)
         self.history.violations += tallies.differences(disk)
+        counts = {key: tally.records for key, tally in disk.tallies.items()}
+        before, self.counts[self.number] = self.counts.get(self.number, {}), counts
+        grown = [key for key, count in counts.items() if count > before.get(key, 0)]
+        if not self.history.dropped:
+            # What was counted out in a batch that failed is there again, and somebody may have its place.
+            self.history.violations += quota.overshot(
+                self.counts, self.number, grown, self._policies, self.own
+            )
 
 
 class SimRouter(Router):
@@ -173,8 +187,10 @@ async def start_node(
         shard_type(n, engine, policies, census, clock, entropy, NOBODY, settings, opened[n], broom, bell, sequencer)
         for n, engine in engines.items()
     ]
+    counted = storage.counts()
     for shard in shards:
         shard.history, shard.storage = history, storage
+        shard.own, shard.counts = set(engines), counted
     router = SimRouter(shards, NOBODY)
     bell.on_moved = router.lines_moved
     return Node(policies[namespace], shards, router, clock, power)

@@ -11,7 +11,9 @@ from tests.sim.checks import (
     linearizable,
     no_double_hold,
     overtaking,
+    quota,
     replays,
+    stored,
     tallies,
     tokens,
 )
@@ -23,9 +25,9 @@ def verdict(world: World) -> list[str]:
     """All that is wrong with a run."""
     history = world.history
     found = list(history.violations)
-    for check in (no_double_hold.check, replays.check, tokens.check, linearizable.check, answered.check):
+    for check in (no_double_hold.check, replays.check, tokens.check, answered.check):
         found += check(history)
-    found += drained.check(world)
+    found += linearizable.check(history, stored.end(world)) + drained.check(world) + quota.check(world.resting, world.disks)
     for disk in world.disks:
         found += tallies.differences(disk)
     return found + (verdict_on_dispatch(world) if world.dispatching else [])

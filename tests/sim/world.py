@@ -38,6 +38,7 @@ from tests.sim.dispatchers import Dispatcher
 from tests.sim.fleet import Fleet, FleetNode
 from tests.sim.history import History, Op
 from tests.sim.node import Node, SimShard, start_node
+from tests.sim.operators import Operator
 from tests.sim.relays import Question, Reconciler, Relay
 from tests.sim.wires import SimPeer
 
@@ -88,6 +89,7 @@ class World:
     destination: Destination = field(default_factory=lambda: Destination(Random(0)))
     dispatches: History = field(default_factory=History)
     questions: set[Question] = field(default_factory=set)
+    acknowledged: dict[Identity, set[int]] = field(default_factory=dict)
     shown: list[tuple[str, TakenEvent]] = field(default_factory=list)
     wall_step_ms: int = 0
     rest_ms: int = 0
@@ -174,6 +176,7 @@ class World:
                 self._start_dispatching(callers)
             for number in range(1 if self.dispatching else rng.randint(3, 5)):
                 callers.start_soon(Caller(f"c{number}", self, rng).run)
+            callers.start_soon(Operator("operator", self, rng).run)
             for _ in range(rng.randint(1, 3)):
                 end = self._stop if rng.random() < 0.3 else self._crash
                 await self._incarnation(rng.uniform(0.2, 1.2), end)
