@@ -17,10 +17,11 @@ from typing import Final
 
 from tests.sim.planted import PLANTED
 from tests.sim.planted_outbox import PLANTED_OUTBOX
+from tests.sim.planted_storage import PLANTED_STORAGE
 from tests.sim.planted_workers import PLANTED_WORKERS
 from tests.sim.verdict import finds, verdict
 from tests.sim.wires import SimPeer
-from tests.sim.world import run_world
+from tests.sim.world import Parts, run_world
 
 SEEDS_TO_FIND: Final = 1_000
 """A planted mistake that takes more seeds than this counts as not found."""
@@ -63,7 +64,7 @@ def main() -> int:
 
 def _planted(pool: ProcessPoolExecutor) -> int:
     """Print the table; 1 where a mistake was not found."""
-    cases = [(COMMANDS, name) for name in PLANTED]
+    cases = [(COMMANDS, name) for name in PLANTED | PLANTED_STORAGE]
     cases += [(DISPATCH, name) for name in PLANTED_OUTBOX]
     cases += [(WORKERS, name) for name in PLANTED_WORKERS]
     print(f"{'planted mistake':<48} {'kind':<9} seeds needed")
@@ -84,8 +85,8 @@ def _shows(kind: Kind, name: str, seed: int) -> bool:
     if kind == WORKERS:
         return finds(seed, peer_type=PLANTED_WORKERS[name])
     if kind == DISPATCH:
-        return finds(seed, PLANTED_OUTBOX[name][0](), dispatching=True)
-    return finds(seed, PLANTED[name]())
+        return finds(seed, Parts(PLANTED_OUTBOX[name][0]()), dispatching=True)
+    return finds(seed, (PLANTED | PLANTED_STORAGE)[name]())
 
 
 # ----------------------------------------------------------------------------------------------------------- all seeds

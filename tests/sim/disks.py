@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Final, TypeVar
+from typing import ClassVar, Final, TypeVar
 
 import apsw
 import trio
 
 from idemactor.core.keys import worker_of
-from idemactor.core.tally import TallyKey
 from idemactor.errors import StorageError
 from idemactor.storage import journal_rows
 from idemactor.storage.base import Batch, CommitResult, Opened
@@ -304,12 +303,14 @@ class Storage:
     rng: Random
     journals: list[SimJournalDisk] = field(default_factory=list)
 
+    engine_type: ClassVar[type[SimJournaled]] = SimJournaled
+
     def engines(self, shards: Iterable[int], worker: int, power: Power) -> dict[int, SimEngine | SimJournaled]:
         """New engines for the shards of one process."""
         if not self.journals:
             return {shard: SimEngine(self.disks[shard], self.rng) for shard in shards}
         journal = SimJournal(SimJournalFile(self.journals[worker], power, self.rng), power, self.rng)
-        return {shard: SimJournaled(shard, self.disks[shard], journal, power, self.rng) for shard in shards}
+        return {shard: self.engine_type(shard, self.disks[shard], journal, power, self.rng) for shard in shards}
 
     def image(self, shard: int) -> MemoryDisk:
         """What a process that started at this moment would find of a shard: its file, and what the journal adds."""
@@ -318,11 +319,6 @@ class Storage:
             return disk
         journal = self.journals[worker_of(shard, len(self.journals))]
         return with_journal(disk, journal, shard) if journal.of(shard, disk.journal_seq) else disk
-
-    def counts(self) -> dict[int, dict[TallyKey, int]]:
-        """By shard, how many keys each tenant has in each namespace."""
-        shards = range(len(self.disks))
-        return {n: {key: tally.records for key, tally in self.image(n).tallies.items()} for n in shards}
 
     async def hand_out(self, workers: int, power: Power) -> None:
         """Another number of workers: bring the journals into the files, then make new ones, as a start does.

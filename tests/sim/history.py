@@ -99,7 +99,6 @@ class History:
     ops: list[Op] = field(default_factory=list)
     violations: list[str] = field(default_factory=list)
     deciding_ms: dict[int, int] = field(default_factory=dict)
-    dropped: int = 0
     _stamps: itertools.count[int] = field(default_factory=itertools.count)
 
     def stamp(self) -> int:

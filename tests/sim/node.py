@@ -38,8 +38,6 @@ class SimShard(Shard):
 
     history: History
     storage: Storage
-    own: set[int]
-    counts: quota.Counts
     turns = 0
     in_hand: tuple[Envelope, ...] = ()
 
@@ -80,7 +78,9 @@ class SimShard(Shard):
             op = op_of(envelope)
             if op is not None:
                 op.seen = True
+        before = {key: tally.records for key, tally in ledger.tallies.items()}
         await super()._decide(ledger, turn)
+        self.history.violations += quota.overshot(before, ledger.tallies, self._census, self._policies)
         for envelope, _ in ledger._work.replies:
             op = op_of(envelope)
             if op is not None and op.remote:
@@ -89,10 +89,6 @@ class SimShard(Shard):
     async def _write(self, ledger: Ledger[Envelope], turn: Any) -> None:
         await super()._write(ledger, turn)
         await self._compare(ledger, turn.now)
-
-    def _drop(self, turn: Any, error: Exception) -> None:
-        self.history.dropped += 1
-        super()._drop(turn, error)
 
     def forgotten(self) -> list[Op]:
         """Ops of this shard that were not answered and that it knows nothing of."""
@@ -111,14 +107,6 @@ class SimShard(Shard):
         self.history.violations += outbox_is_disk.differences(ledger, disk, rows, now)
         self.history.violations += memory_is_disk.differences(ledger, disk)
         self.history.violations += tallies.differences(disk)
-        counts = {key: tally.records for key, tally in disk.tallies.items()}
-        before, self.counts[self.number] = self.counts.get(self.number, {}), counts
-        grown = [key for key, count in counts.items() if count > before.get(key, 0)]
-        if not self.history.dropped:
-            # What was counted out in a batch that failed is there again, and somebody may have its place.
-            self.history.violations += quota.overshot(
-                self.counts, self.number, grown, self._policies, self.own
-            )
 
 
 class SimRouter(Router):
@@ -187,10 +175,8 @@ async def start_node(
         shard_type(n, engine, policies, census, clock, entropy, NOBODY, settings, opened[n], broom, bell, sequencer)
         for n, engine in engines.items()
     ]
-    counted = storage.counts()
     for shard in shards:
         shard.history, shard.storage = history, storage
-        shard.own, shard.counts = set(engines), counted
     router = SimRouter(shards, NOBODY)
     bell.on_moved = router.lines_moved
     return Node(policies[namespace], shards, router, clock, power)

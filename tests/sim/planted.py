@@ -17,6 +17,7 @@ from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Opened
 from tests.sim.disks import SimEngine, SimJournaled
 from tests.sim.node import SimShard
+from tests.sim.world import Parts
 
 
 class RepliesBeforeTheWrite(SimShard):
@@ -70,12 +71,12 @@ class _SweepsTheUnresolved(Ledger[Envelope]):
             super().sweep(identity)
 
 
-def _with(ledger_type: type[Ledger[Envelope]]) -> type[SimShard]:
+def _with(ledger_type: type[Ledger[Envelope]]) -> Parts:
     class Planted(SimShard):
         pass
 
     Planted.ledger_type = ledger_type
-    return Planted
+    return Parts(Planted)
 
 
 class ServesAfterAnError(SimShard):
@@ -119,13 +120,13 @@ class ForgetsAlarmsWhenEvicted(SimShard):
             self._alarms._heap = AlarmHeap()
 
 
-PLANTED: dict[str, Callable[[], type[SimShard]]] = {
-    "reply before the write": lambda: RepliesBeforeTheWrite,
+PLANTED: dict[str, Callable[[], Parts]] = {
+    "reply before the write": lambda: Parts(RepliesBeforeTheWrite),
     "second command of a batch blind to the first": lambda: _with(_BlindLedger),
-    "serving after a storage error": lambda: ServesAfterAnError,
+    "serving after a storage error": lambda: Parts(ServesAfterAnError),
     "token ignored on release": lambda: _with(_ReleasesForAnyone),
     "alarm that deletes an unresolved record": lambda: _with(_SweepsTheUnresolved),
-    "tokens forgotten at a reload": lambda: KeepsNoTokens,
-    "waiters lost when a write fails": lambda: LosesWaiters,
-    "alarms lost by an eviction": lambda: ForgetsAlarmsWhenEvicted,
+    "tokens forgotten at a reload": lambda: Parts(KeepsNoTokens),
+    "waiters lost when a write fails": lambda: Parts(LosesWaiters),
+    "alarms lost by an eviction": lambda: Parts(ForgetsAlarmsWhenEvicted),
 }

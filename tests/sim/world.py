@@ -35,7 +35,7 @@ from tests.sim.checks import stopping
 from tests.sim.destination import BLIND, SAFE, Destination
 from tests.sim.disks import FAULTS, SLOW_S, Power, SimDisk, SimJournalDisk, Storage
 from tests.sim.dispatchers import Dispatcher
-from tests.sim.fleet import Fleet, FleetNode
+from tests.sim.fleet import STARTS_MAX, Fleet, FleetNode
 from tests.sim.history import History, Op
 from tests.sim.node import Node, SimShard, start_node
 from tests.sim.operators import Operator
@@ -210,7 +210,7 @@ class World:
 
     async def _start(self) -> Node | FleetNode:
         """Start it, as often as it takes; it may die while it starts."""
-        while True:
+        for _ in range(STARTS_MAX):
             power = Power()
             patience_s = self.rng.random() * 0.03 if self.rng.random() < 0.1 else math.inf
             try:
@@ -222,6 +222,7 @@ class World:
                     disk.full = disk.full and self.rng.random() < 0.5
             power.cut()
             await trio.sleep(self.rng.random() * 0.1)
+        raise RuntimeError("the server cannot be started")
 
     async def _made(self, power: Power) -> Node | FleetNode:
         policies, history, parts = self._policies(), self.history, self.parts

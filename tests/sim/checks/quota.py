@@ -1,31 +1,29 @@
-"""The quota: what one process counts is never above it where it grew, and in the end it counts what the disks hold."""
+"""The quota: nobody comes above it by what a process knows, and in the end each counts what the disks hold."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from idemactor.core.census import Census
 from idemactor.core.policy import Policy
-from idemactor.core.tally import TallyKey
+from idemactor.core.tally import Tally, TallyKey
 from idemactor.shard.actor import Shard
 from idemactor.storage.memory import MemoryDisk
 
-Counts = dict[int, dict[TallyKey, int]]
-"""By shard, how many keys each tenant has in each namespace."""
-
-
 def overshot(
-    counts: Counts, shard: int, grown: Iterable[TallyKey], policies: Mapping[str, Policy], own: set[int]
+    before: Mapping[TallyKey, int], after: Mapping[TallyKey, Tally], census: Census, policies: Mapping[str, Policy]
 ) -> list[str]:
-    """Which of the tenants and namespaces that have ``grown`` in a shard are above what they may have.
+    """Of which tenants and namespaces a shard took new keys although all that it knows of come to the maximum.
 
     Args:
-        own: The shards of the same process: of the others it hears only a little later.
+        before: How many keys the shard had before it decided a batch.
+        after: What it has then.
     """
     found = []
-    for key in grown:
-        total = sum(kept.get(key, 0) for number, kept in counts.items() if number in own)
-        if total > policies[key[1]].records_max:
-            found.append(f"shard {shard} took {key} to {total} keys, above {policies[key[1]].records_max}")
+    for key, tally in after.items():
+        most = policies[key[1]].records_max
+        if tally.records > before.get(key, 0) and census.total(key) > most:
+            found.append(f"{key} was let come to {census.total(key)} keys, above {most}")
     return found
 
 
