@@ -17,7 +17,7 @@ from idemactor.core.record import Outcome
 from idemactor.core.replies import InDoubt, Overloaded, Reply, Reserved, Unavailable
 from tests.sim.history import Op
 
-LEASES: Final = (15, 60, 200)
+LEASES: Final = (15, 15, 60, 60, 200, 200, 3_000)
 TTLS: Final = (None, None, 80, 1_000)
 WINDOWS: Final = (None, None, None, 60, 700)
 FINGERPRINTS: Final = (None, None, *(Fingerprint(value, rule) for value in "aaab" for rule in ("text", "json")))
@@ -214,7 +214,7 @@ class Caller:
             window_ms=self.rng.choice(WINDOWS),
             holder=self.rng.choice((None, self.name)),
             on_duplicate=self.rng.choice((None, *OnDuplicate)),
-            wait_ms=self.rng.choice((0, 0, 20, 150, 400)) if wait else 0,
+            wait_ms=self.rng.choice((0, 0, 0, 20, 150, 400, 4_000)) if wait else 0,
         )
 
     def commit(self, identity: Identity, token: int) -> Commit:

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import trio
 
-from idemactor.core.commands import Doubt, Resolve, Verdict
+from idemactor.core.commands import Doubt, Get, Resolve, Verdict
 from idemactor.core.keys import Identity
 from idemactor.core.queries import (
     Acknowledge,
@@ -19,6 +19,7 @@ from idemactor.core.queries import (
     RecordsPage,
 )
 from idemactor.core.record import State
+from idemactor.core.replies import Found
 from idemactor.shard.mailbox import Answer
 from tests.sim.callers import Caller, Server
 
@@ -64,13 +65,19 @@ class Operator(Caller):
         """Read what is there, break a lease, and settle what is in doubt."""
         state = self.rng.choice((None, "pending", "in_doubt", "committed"))
         page = await self.desk.ask(shard, ListRecords(*identity[:2], state, None, None, 0, self.rng.randint(1, 5)))
-        for _, key, record in page.rows if isinstance(page, RecordsPage) else ():
-            whose = Identity(*identity[:2], key)
-            if record.state is State.PENDING and self.rng.random() < 0.2:
-                await self.one(Doubt(whose, record.token, self.request_id()))
-            if record.state is not State.COMMITTED and self.rng.random() < 0.3:
-                verdict = self.rng.choice(list(Verdict))
-                await self.one(Resolve(whose, record.token, verdict, self.outcome("operator")))
+        for _, key, _ in page.rows if isinstance(page, RecordsPage) else ():
+            await self.settle(Identity(*identity[:2], key))
+
+    async def settle(self, whose: Identity) -> None:
+        """Break a lease, or settle what is in doubt, with the token that reading the key shows."""
+        found = await self.one(Get(whose))
+        record = found.record if isinstance(found, Found) else None
+        if record is None or record.state is State.COMMITTED:
+            return
+        if self.rng.random() < 0.2:
+            await self.one(Doubt(whose, record.token, self.request_id()))
+        if self.rng.random() < 0.3:
+            await self.one(Resolve(whose, record.token, self.rng.choice(list(Verdict)), self.outcome("operator")))
 
     async def metrics(self, shard: int, _identity: Identity) -> None:
         """Ask how a shard stands."""

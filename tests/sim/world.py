@@ -56,9 +56,9 @@ STEPS_MS: Final = (0, 0, -400, -50, 50, 400)
 GREAT_STEPS_MS: Final = (-11 * HOUR_MS, -HOUR_MS, HOUR_MS)
 """What somebody does to the wall clock between two starts."""
 
-DRAINS_S: Final = (0, 0.02, 0.3, 2)
+DRAINS_S: Final = (0, 0.02, 0.3, 1.6)
 """How long a server that was told to stop still has what is under way told to it."""
-STILL_WAITING_S: Final = 1.5
+STILL_WAITING_S: Final = 1.3
 """Who waits for longer than this after a server was told to stop was not answered."""
 JOURNALED: Final = 0.75
 """How many of the servers have a journal; in the others each shard writes to its disk at once."""
