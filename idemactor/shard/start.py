@@ -95,7 +95,7 @@ async def settle_journals(
 async def _write_behind(engine: Engine) -> None:
     """See that a shard's file holds all that its journal does, which is about to go.
 
-    On a full disk a shard opens all the same, so that it can be read, and its journal has what its file has no room for.
+    On a full disk a shard opens all the same, so that it can be read; its journal has what its file has no room for.
     """
     try:
         # What has to ask the file itself brings it up to the journal first.

@@ -8,7 +8,19 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.core.commands import Accept, Command, Commit, Doubt, Extend, Forget, Get, Release, Reserve, Resolve, Verdict
+from idemactor.core.commands import (
+    Accept,
+    Command,
+    Commit,
+    Doubt,
+    Extend,
+    Forget,
+    Get,
+    Release,
+    Reserve,
+    Resolve,
+    Verdict,
+)
 from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.limits import TOKEN_MAX

@@ -1,6 +1,6 @@
 """What the shards of the simulator are stored on: memory disks, alone or as the files behind a real journal.
 
-Both outlive every process. With a journal all of ``storage/journaled.py``, ``journal.py`` and ``overlay.py`` runs as it is;
+Both outlive every process. With a journal ``storage/journaled.py``, ``journal.py`` and ``overlay.py`` run as they are;
 only the two kinds of files below are simulated, and they do what SQLite's can: a transaction is there or it is not, the
 caller may not be told which, it takes its time, and the disk may be full. The journal may do worse than SQLite: of a
 group that several shards share a part may have reached the disk.
@@ -131,7 +131,8 @@ class SimJournalFile(JournalFile):
         self.disk, self._power, self._rng = disk, power, rng
 
     def open(self, *, recovering: bool = False) -> int:
-        """The highest number that it ever held."""
+        """The highest number that it ever held; what it shows is on disk: nothing has to be recovered."""
+        del recovering
         self.broken = True
         if self.disk.failing_opens > 0:
             self.disk.failing_opens -= 1
@@ -141,6 +142,7 @@ class SimJournalFile(JournalFile):
 
     def close(self, *, tidy: bool) -> None:
         """There is nothing to let go of."""
+        del tidy
         self.broken = True
 
     def append(self, rows: Sequence[Row], done: Mapping[int, int]) -> CommitResult:

@@ -194,10 +194,7 @@ def _acquire(
         return _grant(state, None, command, policy, now, reply)
     same = command.request_id is not None and attempt.request_id == command.request_id
     if attempt.phase == "committed":
-        if same and attempt.accepted and isinstance(command, Accept):
-            return ("accepted", attempt.number, attempt.expires_at, True), state
-        rejected = (command.on_duplicate or policy.on_duplicate) is OnDuplicate.REJECT
-        return ("completed", attempt.expires_at, attempt.outcome, rejected), state
+        return _completed(attempt, command, policy, repeats=same), state
     if attempt.phase == "pending":
         if same and isinstance(command, Reserve):
             token = attempt.token
@@ -210,6 +207,13 @@ def _acquire(
     if over or (attempt.phase == "doubted" and policy.on_doubt is OnDoubt.RETRY and now >= attempt.lease_end):
         return _grant(state, attempt, command, policy, now, reply)
     return _in_doubt(attempt), state
+
+
+def _completed(attempt: Attempt, command: Reserve | Accept, policy: Policy, *, repeats: bool) -> Essence:
+    if repeats and attempt.accepted and isinstance(command, Accept):
+        return ("accepted", attempt.number, attempt.expires_at, True)
+    rejected = (command.on_duplicate or policy.on_duplicate) is OnDuplicate.REJECT
+    return ("completed", attempt.expires_at, attempt.outcome, rejected)
 
 
 def _differ(one: Fingerprint | None, other: Fingerprint | None) -> bool:

@@ -27,7 +27,9 @@ def verdict(world: World) -> list[str]:
     found = list(history.violations)
     for check in (no_double_hold.check, replays.check, tokens.check, answered.check):
         found += check(history)
-    found += linearizable.check(history, stored.end(world)) + drained.check(world) + quota.check(world.resting, world.disks)
+    found += (
+        linearizable.check(history, stored.end(world)) + drained.check(world) + quota.check(world.resting, world.disks)
+    )
     for disk in world.disks:
         found += tallies.differences(disk)
     return found + (verdict_on_dispatch(world) if world.dispatching else [])

@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from idemactor.core import ledger
 from idemactor.core.clock import Clock
-from idemactor.core.commands import Command
+from idemactor.core.commands import Command, Reserve
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.policy import DispatchPolicy, OnDoubt, OnDuplicate, OnLeaseExpiry, Policy
 from idemactor.core.queries import Query, TakenEvent
@@ -269,6 +269,10 @@ class World:
 
     async def _drain(self, node: Node | FleetNode) -> None:
         """It was told to stop: those who wait are answered, and what is under way may be told to have ended."""
+        # Somebody has just come, and somebody else waits for that to be over.
+        key = Identity("acme", NAMESPACE, f"last-{self.incarnation}")
+        await self.send([Reserve(key, lease_ms=3_000), Reserve(key, wait_ms=4_000)])
+        await trio.sleep(self.rng.choice((0, 0.1)))
         node.settle_only()
         histories = (self.history, self.dispatches)
         told = [history.stamp() for history in histories]
@@ -304,18 +308,19 @@ class World:
             disk.before_commit = self._slow_disk
         while True:
             await trio.sleep(rng.random() * 0.25)
-            disk = rng.choice([*self.disks, *self.storage.journals])
+            disks: list[SimDisk | SimJournalDisk] = [*self.disks, *self.storage.journals]
+            place = rng.choice(disks)
             roll = rng.random()
             if roll < 0.5:
-                disk.faults.append(rng.choice(FAULTS))
+                place.faults.append(rng.choice(FAULTS))
             if 0.4 < roll < 0.6:
-                disk.failing_opens = rng.randint(1, 2)
+                place.failing_opens = rng.randint(1, 2)
             if roll > 0.85:
-                disk.failing_reads = 1
-            if isinstance(disk, SimJournalDisk) and rng.random() < 0.3:
-                disk.torn = 1
+                place.failing_reads = 1
+            if isinstance(place, SimJournalDisk) and rng.random() < 0.3:
+                place.torn = 1
             if rng.random() < 0.1:
-                await self._full_disk(disk)
+                await self._full_disk(place)
             if rng.random() < 0.1:
                 # Somebody sets the clock on the wall while the server runs: nobody may notice.
                 self._step_the_wall()
@@ -416,11 +421,11 @@ def run_world(
         destination=Destination(rng),
     )
     world.dispatches.deciding_ms = world.history.deciding_ms
-    limits = ((mesh, "TICK_MS", mesh.TICK_MS),)
+    limits: list[tuple[Any, str, int]] = [(mesh, "TICK_MS", mesh.TICK_MS)]
     if dispatching:
-        limits += ((taking, "RECALLED_AT_A_TIME", 1 + seed % 3),)
+        limits.append((taking, "RECALLED_AT_A_TIME", 1 + seed % 3))
     if seed % 4 == 0:
-        limits += ((journaled, "BODY_BYTES_MAX", BODY_BYTES), (ledger, "WAITERS_MAX", 2))
+        limits += [(journaled, "BODY_BYTES_MAX", BODY_BYTES), (ledger, "WAITERS_MAX", 2)]
     with contextlib.ExitStack() as patched:
         for module, name, value in limits:
             patched.enter_context(mock.patch.object(module, name, value))

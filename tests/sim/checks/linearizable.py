@@ -7,6 +7,7 @@ or not, but not after its connection broke.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from idemactor.core.keys import Identity
@@ -22,7 +23,7 @@ def check(history: History, end: End = lambda _identity, _state: True) -> list[s
     found = []
     for identity, ops in history.by_key().items():
         told = [op for op in ops if op.answered is not None and not op.idle]
-        stuck = _search(told, lambda state, identity=identity: end(identity, state))
+        stuck = _search(told, functools.partial(end, identity))
         if stuck == []:
             found.append(f"no order that explains the history of {identity.key} ends in what is stored")
             continue

@@ -10,6 +10,7 @@ from idemactor.core.tally import Tally, TallyKey
 from idemactor.shard.actor import Shard
 from idemactor.storage.memory import MemoryDisk
 
+
 def overshot(
     before: Mapping[TallyKey, int], after: Mapping[TallyKey, Tally], census: Census, policies: Mapping[str, Policy]
 ) -> list[str]:
