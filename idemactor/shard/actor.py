@@ -307,6 +307,8 @@ class Shard:
         try:
             await taking.recall(self._engine, ledger, self._sequencer)
         except Exception as error:  # As with a file that cannot be read.
+            # It may have taken turns before it failed, and what those answered stays answered.
+            ledger.begin(turn.now)
             self._quarantine(turn.now, error)
             self._drop(turn, error)
             return False

@@ -129,7 +129,8 @@ class Overlay:
     def opened(self, below: Opened, seq: int) -> Opened:
         """What a file says that holds ``below`` and has these batches laid over it, up to ``seq``."""
         batch = self._batch
-        tallies = {key: tally for key, tally in (below.tallies | batch.tallies).items() if tally != _NOTHING}
+        # Copies here as well: what the shard then counts in them is not in these batches.
+        tallies = {key: replace(tally) for key, tally in (below.tallies | batch.tallies).items() if tally != _NOTHING}
         last_token, latest_ms = max(below.last_token, batch.last_token), max(below.latest_ms, batch.now_ms)
         return Opened(last_token, latest_ms, tallies, seq)
 

@@ -379,6 +379,24 @@ async def test_an_outbox_that_cannot_be_recalled_is_tried_again_later_and_later(
         assert not rig.shard.quarantined
 
 
+@on_mock_time
+async def test_what_was_answered_while_the_outbox_is_read_is_not_answered_again_where_that_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is read in pieces, with turns in between that answer callers."""
+    disk = MemoryDisk()
+    async with dispatching(disk) as rig:
+        await rig.all(*(dispatch(f"k{number}") for number in range(5)))
+    monkeypatch.setattr(taking, "RECALLED_AT_A_TIME", 2)
+    async with dispatching(disk, engine=_Forgetful) as rig:
+        (call,) = rig.send(dispatch("new"))
+        await call.wait()
+        _Forgetful.failures = 1
+        await trio.sleep(1)
+        assert len(rig.watch.quarantines) == 1
+        assert isinstance(call.answer, Dispatched)
+
+
 class _Slow(MemoryEngine):
     """Takes its time to read the outbox."""
 

@@ -179,6 +179,24 @@ def test_a_journal_of_before_the_change_is_refused(path: Path, tmp_path: Path) -
     assert {f.shard for f in check_directory(path).findings if "was restored without" in f.what} == {1, 3}
 
 
+def test_a_file_without_room_keeps_the_journals_of_before(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be read all the same, which must not be taken for its holding what the journal has."""
+    write(path, ["a"])
+    before = journals(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(SqliteEngine, "commit", _no_room)
+        with pytest.raises(StartError, match="make room, or start with as many workers as before"):
+            settle(path, 2)
+    assert journals(path) == before
+    settle(path, 2)
+    assert held(path, ["a"])
+
+
+async def _no_room(engine: SqliteEngine, _batch: Batch) -> CommitResult:
+    engine._file.last_error = apsw.FullError("database or disk is full")
+    return CommitResult.FAILED
+
+
 def test_a_worker_whose_journal_is_lost_is_not_served(path: Path) -> None:
     settle(path, 3)
     (path / journal_name(1, 3)).unlink()

@@ -1,7 +1,8 @@
 """``make sim``: very many seeds on all processors, and a table of how many seeds each planted mistake took.
 
-``SIM_SEEDS`` says how many seeds, ``SIM_SEED`` runs one alone, ``SIM_PROCESSES`` takes fewer processors. It ends with 1
-where a seed broke a promise or a planted mistake was not found.
+``SIM_SEEDS`` says how many seeds with commands alone (the other kinds get their share of that, see ``KINDS``),
+``SIM_FIRST`` which is the first, ``SIM_SEED`` runs one alone in each kind, ``SIM_PROCESSES`` takes fewer processors. It
+ends with 1 where a seed broke a promise or a planted mistake was not found.
 """
 
 from __future__ import annotations
@@ -16,19 +17,14 @@ from typing import Final
 
 from tests.sim.planted import PLANTED
 from tests.sim.planted_outbox import PLANTED_OUTBOX
+from tests.sim.planted_storage import PLANTED_STORAGE
 from tests.sim.planted_workers import PLANTED_WORKERS
 from tests.sim.verdict import finds, verdict
 from tests.sim.wires import SimPeer
-from tests.sim.world import run_world
+from tests.sim.world import Parts, run_world
 
 SEEDS_TO_FIND: Final = 1_000
 """A planted mistake that takes more seeds than this counts as not found."""
-DISPATCHING_SHARE: Final = 15
-"""One seed in so many is run with what is dispatched: such a run takes five times as long, and more can go wrong."""
-WORKERS_SHARE: Final = 5
-"""One in so many is run on several workers."""
-BOTH_SHARE: Final = 20
-"""One in so many has both."""
 CHUNK: Final = 20
 TOLD_EVERY: Final = 1_000
 """So often in a campaign it is said how many seeds were clean so far."""
@@ -45,9 +41,9 @@ class Kind:
 
 
 COMMANDS: Final = Kind("commands", 1)
-DISPATCH: Final = Kind("dispatch", DISPATCHING_SHARE, dispatching=True)
-WORKERS: Final = Kind("workers", WORKERS_SHARE, peer_type=SimPeer)
-BOTH: Final = Kind("dispatch on workers", BOTH_SHARE, dispatching=True, peer_type=SimPeer)
+DISPATCH: Final = Kind("dispatch", 2, dispatching=True)
+WORKERS: Final = Kind("workers", 2, peer_type=SimPeer)
+BOTH: Final = Kind("dispatch on workers", 4, dispatching=True, peer_type=SimPeer)
 KINDS: Final = (COMMANDS, DISPATCH, WORKERS, BOTH)
 
 
@@ -60,7 +56,7 @@ def main() -> int:
     processes = int(os.environ.get("SIM_PROCESSES", "0")) or os.cpu_count() or 1
     with ProcessPoolExecutor(processes) as pool:
         missed = _planted(pool)
-        return max(_seeds(pool, count), missed)
+        return max(_seeds(pool, int(os.environ.get("SIM_FIRST", "0")), count), missed)
 
 
 # ---------------------------------------------------------------------------------------------------- planted mistakes
@@ -68,7 +64,7 @@ def main() -> int:
 
 def _planted(pool: ProcessPoolExecutor) -> int:
     """Print the table; 1 where a mistake was not found."""
-    cases = [(COMMANDS, name) for name in PLANTED]
+    cases = [(COMMANDS, name) for name in PLANTED | PLANTED_STORAGE]
     cases += [(DISPATCH, name) for name in PLANTED_OUTBOX]
     cases += [(WORKERS, name) for name in PLANTED_WORKERS]
     print(f"{'planted mistake':<48} {'kind':<9} seeds needed")
@@ -89,8 +85,8 @@ def _shows(kind: Kind, name: str, seed: int) -> bool:
     if kind == WORKERS:
         return finds(seed, peer_type=PLANTED_WORKERS[name])
     if kind == DISPATCH:
-        return finds(seed, PLANTED_OUTBOX[name][0](), dispatching=True)
-    return finds(seed, PLANTED[name]())
+        return finds(seed, Parts(PLANTED_OUTBOX[name][0]()), dispatching=True)
+    return finds(seed, (PLANTED | PLANTED_STORAGE)[name]())
 
 
 # ----------------------------------------------------------------------------------------------------------- all seeds
@@ -106,14 +102,14 @@ class Chunk:
     broken: list[str]
 
 
-def _seeds(pool: ProcessPoolExecutor, count: int) -> int:
-    chunks = (pool.submit(_clean, kind, seeds) for kind, seeds in _chunks(count))
+def _seeds(pool: ProcessPoolExecutor, first: int, count: int) -> int:
+    chunks = (pool.submit(_clean, kind, seeds) for kind, seeds in _chunks(first, count))
     return _report(future.result() for future in list(chunks))
 
 
-def _chunks(count: int) -> Iterator[tuple[Kind, list[int]]]:
+def _chunks(first: int, count: int) -> Iterator[tuple[Kind, list[int]]]:
     for kind in KINDS:
-        seeds = range(max(1, count // kind.share))
+        seeds = range(first, first + max(1, count // kind.share))
         for start in range(0, len(seeds), CHUNK):
             yield kind, list(seeds[start : start + CHUNK])
 

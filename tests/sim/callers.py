@@ -8,15 +8,31 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.core.commands import Accept, Command, Commit, Doubt, Extend, Get, Release, Reserve, Resolve, Verdict
+from idemactor.core.commands import (
+    Accept,
+    Command,
+    Commit,
+    Doubt,
+    Extend,
+    Forget,
+    Get,
+    Release,
+    Reserve,
+    Resolve,
+    Verdict,
+)
+from idemactor.core.fingerprint import Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.limits import TOKEN_MAX
+from idemactor.core.policy import OnDuplicate
 from idemactor.core.record import Outcome
 from idemactor.core.replies import InDoubt, Overloaded, Reply, Reserved, Unavailable
 from tests.sim.history import Op
 
-LEASES: Final = (15, 60, 200)
+LEASES: Final = (15, 15, 60, 60, 200, 200, 3_000)
 TTLS: Final = (None, None, 80, 1_000)
+WINDOWS: Final = (None, None, None, 60, 700)
+FINGERPRINTS: Final = (None, None, *(Fingerprint(value, rule) for value in "aaab" for rule in ("text", "json")))
 
 
 class Server(Protocol):
@@ -47,6 +63,7 @@ class Caller:
             (3, self.late),
             (2, self.twice),
             (1, self.hang_up),
+            (1, self.forget),
         ]
         while not self.server.stopping:
             await trio.sleep(self.rng.random() * 0.04)
@@ -77,7 +94,7 @@ class Caller:
         elif roll < 0.85:
             ending = Release(identity, token)
         else:
-            ending = Doubt(identity, token, "lost")
+            ending = Doubt(identity, token, self.request_id())
         await self.persist(ending)
         if self.rng.random() < 0.3:
             await self.work()
@@ -89,7 +106,16 @@ class Caller:
     async def accept(self, identity: Identity) -> None:
         """Reserve and commit in one step."""
         await self.persist(
-            Accept(identity, self.request_id(), ttl_ms=self.rng.choice(TTLS), outcome=self.outcome("accept"))
+            Accept(
+                identity,
+                self.request_id(),
+                fingerprint=self.rng.choice(FINGERPRINTS),
+                ttl_ms=self.rng.choice(TTLS),
+                window_ms=self.rng.choice(WINDOWS),
+                holder=self.name,
+                on_duplicate=self.rng.choice((None, *OnDuplicate)),
+                outcome=self.outcome("accept"),
+            )
         )
 
     async def look(self, identity: Identity) -> None:
@@ -120,7 +146,7 @@ class Caller:
             self.commit(identity, token),
             Release(identity, token),
             Extend(identity, token, self.rng.choice(LEASES)),
-            Doubt(identity, token, "late"),
+            Doubt(identity, token, self.request_id()),
             Resolve(identity, token, self.rng.choice(list(Verdict)), self.outcome("late")),
         ]
         await self.one(self.rng.choice(choices))
@@ -149,6 +175,10 @@ class Caller:
         with trio.move_on_after(self.rng.random() * 0.1):
             await op.done.wait()
         op.closed = True
+
+    async def forget(self, identity: Identity) -> None:
+        """An operator wants nothing of a key to be left, mostly of one that is settled."""
+        await self.one(Forget(identity, force=self.rng.random() < 0.3))
 
     # ------------------------------------------------------------------------------------------------ what they share
 
@@ -190,9 +220,13 @@ class Caller:
         return Reserve(
             identity,
             self.request_id() if self.rng.random() < 0.7 else None,
+            self.rng.choice(FINGERPRINTS),
             lease_ms=self.rng.choice(LEASES),
             ttl_ms=self.rng.choice(TTLS),
-            wait_ms=self.rng.choice((0, 0, 20, 150, 400)) if wait else 0,
+            window_ms=self.rng.choice(WINDOWS),
+            holder=self.rng.choice((None, self.name)),
+            on_duplicate=self.rng.choice((None, *OnDuplicate)),
+            wait_ms=self.rng.choice((0, 0, 0, 20, 150, 400, 4_000)) if wait else 0,
         )
 
     def commit(self, identity: Identity, token: int) -> Commit:

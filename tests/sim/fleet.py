@@ -15,21 +15,28 @@ from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.keys import worker_of
 from idemactor.core.policy import Policy
+from idemactor.errors import StorageError
 from idemactor.observability.observer import NOBODY
 from idemactor.shard.actor import ShardSettings
 from idemactor.shard.bell import Bell
+from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Place, Router
 from idemactor.workers.census import SharedCensus
 from idemactor.workers.mesh import Mesh
 from idemactor.workers.remote import RemoteShard
+from tests.sim.disks import Power, Storage
 from tests.sim.history import History, Op
-from tests.sim.node import SimDisk, SimEngine, SimShard
+from tests.sim.node import SimShard
 from tests.sim.relays import Question
 from tests.sim.wires import End, SimPeer, wire
 
 AWAY_S: Final = 0.15
 """The longest until a worker that died is back."""
+STARTS_MAX: Final = 200
+"""What cannot be started so often never will be."""
+LAST_WORDS_S: Final = 0.2
+"""How long the wires are still there once all workers have said what they had to."""
 
 
 @dataclass(eq=False)
@@ -41,6 +48,8 @@ class Worker:
     peers: dict[int, SimPeer]
     router: Router
     mesh: Mesh
+    power: Power
+    ended: trio.Event = field(default_factory=trio.Event)
     scope: trio.CancelScope = field(default_factory=trio.CancelScope)
     nursery: trio.Nursery | None = None
 
@@ -50,7 +59,8 @@ class Fleet:
 
     def __init__(
         self,
-        disks: Sequence[SimDisk],
+        count: int,
+        storage: Storage,
         policies: Mapping[str, Policy],
         clock: Clock,
         settings: ShardSettings,
@@ -60,15 +70,16 @@ class Fleet:
         shard_type: type[SimShard],
         peer_type: type[SimPeer],
     ) -> None:
-        self.count = rng.randint(2, 3)
+        self.count = count
+        self.settling = False
         self.workers: dict[int, Worker] = {}
         self.wires: list[End] = []
-        self._disks, self._policies, self._clock, self._settings = disks, policies, clock, settings
+        self._storage, self._policies, self._clock, self._settings = storage, policies, clock, settings
         self._rng, self._shard_type, self._peer_type = rng, shard_type, peer_type
         self._history, self._histories, self._questions = histories[0], histories, questions
-        self._sequencer = Sequencer(clock.now_us)
         self._came = trio.Event()
         self._closing = trio.Event()
+        self.ended = trio.Event()
 
     @property
     def shards(self) -> list[SimShard]:
@@ -104,6 +115,7 @@ class Fleet:
             return
         for shard in worker.shards:
             self._history.violations += [f"forgotten without a word: {op}" for op in shard.forgotten()]
+        worker.power.cut()
         worker.scope.cancel()
         asked: list[Op | Question] = [*itertools.chain(*(history.ops for history in self._histories))]
         for each in (*asked, *self._questions):
@@ -118,9 +130,21 @@ class Fleet:
         peers = ((worker.number, peer) for worker in self.workers.values() for peer in worker.peers.values())
         return away + [f"worker {here} is out of touch with {p.number}" for here, p in peers if not p.up.is_set()]
 
+    def settle_only(self) -> None:
+        """All were told to stop: nothing is granted any more, nobody waits, and who dies is not started again."""
+        self.settling = True
+        for worker in self.workers.values():
+            worker.router.settle_only()
+
     def close(self) -> None:
         """Stop, in good order."""
+        self.settling = True
         self._closing.set()
+
+    def cut(self) -> None:
+        """All of them die at once."""
+        for worker in self.workers.values():
+            worker.power.cut()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Until ``close``."""
@@ -132,6 +156,13 @@ class Fleet:
                     nursery.start_soon(self._stay_linked, one, other)
             task_status.started()
             await self._closing.wait()
+            for worker in list(self.workers.values()):
+                worker.router.close()
+            for worker in list(self.workers.values()):
+                await worker.ended.wait()
+            # What was answered last is on its way to whoever asked another worker.
+            await trio.sleep(LAST_WORDS_S)
+            self.ended.set()
             nursery.cancel_scope.cancel()
 
     async def trouble(self) -> None:
@@ -145,11 +176,13 @@ class Fleet:
 
     async def _live(self, number: int, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """One life after the other."""
-        while True:
+        while not self.settling:
             worker = await self._start(number)
+            if self.settling:
+                return
             with worker.scope:
                 async with trio.open_nursery() as worker.nursery:
-                    await worker.nursery.start(worker.router.run)
+                    worker.nursery.start_soon(self._serve, worker)
                     worker.nursery.start_soon(worker.mesh._tick)
                     self.workers[number] = worker
                     came, self._came = self._came, trio.Event()
@@ -158,35 +191,54 @@ class Fleet:
                     task_status = trio.TASK_STATUS_IGNORED
             await trio.sleep(self._rng.random() * AWAY_S)
 
+    @staticmethod
+    async def _serve(worker: Worker) -> None:
+        """Until it dies, or is closed; what it said last may still be on its way then."""
+        try:
+            await worker.router.run()
+        finally:
+            worker.ended.set()
+
     async def _start(self, number: int) -> Worker:
-        mine = [n for n in range(len(self._disks)) if worker_of(n, self.count) == number]
-        census, bell, rng = SharedCensus(), Bell(), self._rng
+        """Start it, as often as it takes: who supervises it starts it again where it cannot open its files."""
+        for _ in range(STARTS_MAX):
+            power = Power()
+            try:
+                return await self._made(number, power)
+            except StorageError:
+                power.cut()
+                await trio.sleep(self._rng.random() * AWAY_S)
+        raise RuntimeError("a worker cannot be started")
+
+    async def _made(self, number: int, power: Power) -> Worker:
+        count = len(self._storage.disks)
+        mine = [n for n in range(count) if worker_of(n, self.count) == number]
+        census, bell, broom, rng = SharedCensus(), Bell(), Broom(), self._rng
+        sequencer = Sequencer(self._clock.now_us, number, self.count)
         peers = {
             other: self._peer_type(number, other, census, lambda: "", bell)
             for other in range(self.count)
             if other != number
         }
         shards, places = [], list[Place]()
-        for shard in range(len(self._disks)):
+        engines = self._storage.engines(mine, number, power)
+        for shard in range(count):
             if shard not in mine:
                 places.append(RemoteShard(shard, peers[worker_of(shard, self.count)]))
                 continue
-            engine = SimEngine(self._disks[shard])
-            engine.after_commit_s = lambda: rng.choice([0, 0, 0, 0.001, 0.02])
-            engine.disk.failing_opens = 0
-            opened = await engine.open()
+            opened = await engines[shard].open()
             made = self._shard_type(
-                shard, engine, self._policies, census, self._clock, lambda: rng.getrandbits(ENTROPY_BITS), NOBODY,
-                self._settings, opened, None, bell, self._sequencer,
+                shard, engines[shard], self._policies, census, self._clock, lambda: rng.getrandbits(ENTROPY_BITS),
+                NOBODY, self._settings, opened, broom, bell, sequencer,
             )  # fmt: skip
-            made.history = self._history
+            made.history, made.storage = self._history, self._storage
             shards.append(made)
             places.append(made)
         router = Router(places, NOBODY)
         nothing: Any = None
         mesh = Mesh(number, peers, nothing, Path(), router, nothing, census)
         bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
-        return Worker(number, shards, peers, router, mesh)
+        return Worker(number, shards, peers, router, mesh, power)
 
     async def _stay_linked(self, one: int, other: int) -> None:
         while True:
@@ -212,6 +264,20 @@ class FleetNode:
     policy: Policy
     router: Fleet
     clock: Clock
+
+    @property
+    def ended(self) -> trio.Event:
+        """Set once all have ended."""
+        return self.router.ended
+
+    @property
+    def power(self) -> Fleet:
+        """What is cut where all die at once."""
+        return self.router
+
+    def settle_only(self) -> None:
+        """All were told to stop."""
+        self.router.settle_only()
 
     @property
     def shards(self) -> list[SimShard]:

@@ -42,6 +42,7 @@ class Op:
     seen: bool = False
     at: int | None = None
     closed: bool = False
+    broken_off: bool = False
     remote: bool = False
     decided: int | None = None
     via: object = None
@@ -49,6 +50,9 @@ class Op:
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
         """Note the answer; a second one breaks the promise that each call has one."""
+        if self.broken_off:
+            # What a process still had to say when it died reaches nobody.
+            return
         ((_, answer),) = answers
         assert isinstance(answer, Reply)
         if self.reply is not None:
@@ -59,6 +63,7 @@ class Op:
     def break_off(self) -> None:
         """The node died: what became of the command is anybody's guess."""
         if self.answered is None:
+            self.broken_off = True
             self._end()
 
     def _end(self) -> None:

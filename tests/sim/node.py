@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from random import Random
 from typing import Any
 
 import trio
@@ -14,14 +13,16 @@ from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.ids import ENTROPY_BITS
 from idemactor.core.ledger import CACHE_BYTES_MAX, Ledger
 from idemactor.core.policy import Policy
-from idemactor.observability.observer import NOBODY
+from idemactor.observability.observer import NOBODY, Observer
 from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.bell import Bell
+from idemactor.shard.broom import Broom
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
-from idemactor.storage.base import Batch, CommitResult, Opened
-from idemactor.storage.memory import MemoryDisk, MemoryEngine
-from tests.sim.checks import memory_is_disk, outbox_is_disk, tallies
+from idemactor.storage.base import Opened
+from idemactor.storage.memory import MemoryEngine
+from tests.sim.checks import memory_is_disk, outbox_is_disk, quota, tallies
+from tests.sim.disks import Power, Storage
 from tests.sim.history import History, Op
 from tests.sim.wires import op_of
 
@@ -32,34 +33,11 @@ TURNS_MAX = 50_000
 """A shard that takes more turns than this in a run of seconds never rests."""
 
 
-@dataclass(slots=True)
-class SimDisk(MemoryDisk):
-    """A memory disk that can be full: nothing is written any more, and all of it can be read."""
-
-    full: bool = False
-
-
-class SimEngine(MemoryEngine):
-    """A memory disk whose answer takes its time after the write as well: a crash may come in between."""
-
-    disk: SimDisk
-
-    after_commit_s: Callable[[], float] | None = None
-
-    async def commit(self, batch: Batch) -> CommitResult:
-        result = await super().commit(batch)
-        if self.after_commit_s is not None:
-            await trio.sleep(self.after_commit_s())
-        return result
-
-    def _apply(self, batch: Batch) -> CommitResult:
-        return CommitResult.FAILED if self.disk.full else super()._apply(batch)
-
-
 class SimShard(Shard):
     """A shard that says what it is deciding, and whose memory is compared with its disk after each batch."""
 
     history: History
+    storage: Storage
     turns = 0
     in_hand: tuple[Envelope, ...] = ()
 
@@ -85,6 +63,14 @@ class SimShard(Shard):
             raise RuntimeError("the shard never rests")
         await super()._turn()
 
+    async def _bring_back(self, turn: Any) -> Ledger[Envelope] | None:
+        self.in_hand = tuple(turn.envelopes)
+        return await super()._bring_back(turn)
+
+    async def _recall(self, ledger: Ledger[Envelope], turn: Any) -> bool:
+        self.in_hand = tuple(turn.envelopes)
+        return await super()._recall(ledger, turn)
+
     async def _decide(self, ledger: Ledger[Envelope], turn: Any) -> None:
         self.history.deciding_ms[self.number] = turn.now
         self.in_hand = tuple(turn.envelopes)
@@ -92,7 +78,9 @@ class SimShard(Shard):
             op = op_of(envelope)
             if op is not None:
                 op.seen = True
+        before = {key: tally.records for key, tally in ledger.tallies.items()}
         await super()._decide(ledger, turn)
+        self.history.violations += quota.overshot(before, ledger.tallies, self._census, self._policies)
         for envelope, _ in ledger._work.replies:
             op = op_of(envelope)
             if op is not None and op.remote:
@@ -112,12 +100,28 @@ class SimShard(Shard):
         return [op for op in ours if op not in known and not op.closed]
 
     async def _compare(self, ledger: Ledger[Envelope], now: int) -> None:
-        assert isinstance(self._engine, MemoryEngine)
-        disk = self._engine.disk
-        rows = await self._engine.outbox(0, len(disk.entries) + len(disk.events))
+        disk = self.storage.image(self.number)
+        reader = MemoryEngine(disk)
+        reader._usable = True
+        rows = await reader.outbox(0, len(disk.entries) + len(disk.events))
         self.history.violations += outbox_is_disk.differences(ledger, disk, rows, now)
         self.history.violations += memory_is_disk.differences(ledger, disk)
         self.history.violations += tallies.differences(disk)
+
+
+class SimRouter(Router):
+    """A router that says when all its shards have ended."""
+
+    def __init__(self, shards: Sequence[SimShard], observer: Observer) -> None:
+        super().__init__(shards, observer)
+        self.ended = trio.Event()
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """As ever."""
+        try:
+            await super().run(task_status=task_status)
+        finally:
+            self.ended.set()
 
 
 @dataclass
@@ -126,39 +130,53 @@ class Node:
 
     policy: Policy
     shards: list[SimShard]
-    router: Router
+    router: SimRouter
     clock: Clock
+    power: Power
+
+    @property
+    def ended(self) -> trio.Event:
+        """Set once all its shards have ended."""
+        return self.router.ended
+
+    def settle_only(self) -> None:
+        """The process was told to stop: nothing is granted any more, and nobody waits."""
+        self.router.settle_only()
 
 
 async def start_node(
-    disks: Sequence[SimDisk],
+    storage: Storage,
+    power: Power,
     policies: Mapping[str, Policy],
-    wall_ms: int,
+    clock_at: Callable[[int], Clock],
     settings: ShardSettings,
-    rng: Random,
     history: History,
     shard_type: type[SimShard],
     namespace: str,
 ) -> Node:
-    """Start on what the disks hold; the server's time is the later of the wall clock and of the disks."""
-    census, engines = Census(), [SimEngine(disk) for disk in disks]
-    for engine in engines:
-        engine.after_commit_s = lambda: rng.choice([0, 0, 0, 0.001, 0.02])
-        # What failed to open makes a start fail; whoever supervises the process starts it again.
-        engine.disk.failing_opens = 0
-    opened = [await engine.open() for engine in engines]
-    clock = Clock(max(wall_ms, *(each.latest_ms for each in opened)), trio.current_time)
-    bell, sequencer = Bell(), Sequencer(clock.now_us)
+    """Start on what is stored.
+
+    Args:
+        clock_at: Makes the clock, from the latest time that is stored.
+
+    Raises:
+        StorageError: It cannot be read.
+    """
+    census, broom, bell, rng = Census(), Broom(), Bell(), storage.rng
+    engines = storage.engines(range(len(storage.disks)), 0, power)
+    opened = [await engine.open() for engine in engines.values()]
+    clock = clock_at(max(each.latest_ms for each in opened))
+    sequencer = Sequencer(clock.now_us)
 
     def entropy() -> int:
         return rng.getrandbits(ENTROPY_BITS)
 
     shards = [
-        shard_type(n, engine, policies, census, clock, entropy, NOBODY, settings, opened[n], None, bell, sequencer)
-        for n, engine in enumerate(engines)
+        shard_type(n, engine, policies, census, clock, entropy, NOBODY, settings, opened[n], broom, bell, sequencer)
+        for n, engine in engines.items()
     ]
     for shard in shards:
-        shard.history = history
-    router = Router(shards, NOBODY)
+        shard.history, shard.storage = history, storage
+    router = SimRouter(shards, NOBODY)
     bell.on_moved = router.lines_moved
-    return Node(policies[namespace], shards, router, clock)
+    return Node(policies[namespace], shards, router, clock, power)

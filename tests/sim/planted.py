@@ -15,8 +15,9 @@ from idemactor.core.replies import Reply
 from idemactor.shard.alarms import AlarmHeap
 from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Opened
-from idemactor.storage.memory import MemoryEngine
+from tests.sim.disks import SimEngine, SimJournaled
 from tests.sim.node import SimShard
+from tests.sim.world import Parts
 
 
 class RepliesBeforeTheWrite(SimShard):
@@ -70,12 +71,12 @@ class _SweepsTheUnresolved(Ledger[Envelope]):
             super().sweep(identity)
 
 
-def _with(ledger_type: type[Ledger[Envelope]]) -> type[SimShard]:
+def _with(ledger_type: type[Ledger[Envelope]]) -> Parts:
     class Planted(SimShard):
         pass
 
     Planted.ledger_type = ledger_type
-    return Planted
+    return Parts(Planted)
 
 
 class ServesAfterAnError(SimShard):
@@ -84,8 +85,9 @@ class ServesAfterAnError(SimShard):
     def _drop(self, turn: Any, error: Exception) -> None:
         ledger = self._ledger
         super()._drop(turn, error)
-        assert isinstance(self._engine, MemoryEngine)
-        self._ledger, self._spoilt, self._engine._usable = ledger, False, True
+        assert isinstance(self._engine, SimEngine | SimJournaled)
+        self._engine.pretend_whole()
+        self._ledger, self._spoilt = ledger, False
 
 
 class KeepsNoTokens(SimShard):
@@ -118,13 +120,13 @@ class ForgetsAlarmsWhenEvicted(SimShard):
             self._alarms._heap = AlarmHeap()
 
 
-PLANTED: dict[str, Callable[[], type[SimShard]]] = {
-    "reply before the write": lambda: RepliesBeforeTheWrite,
+PLANTED: dict[str, Callable[[], Parts]] = {
+    "reply before the write": lambda: Parts(RepliesBeforeTheWrite),
     "second command of a batch blind to the first": lambda: _with(_BlindLedger),
-    "serving after a storage error": lambda: ServesAfterAnError,
+    "serving after a storage error": lambda: Parts(ServesAfterAnError),
     "token ignored on release": lambda: _with(_ReleasesForAnyone),
     "alarm that deletes an unresolved record": lambda: _with(_SweepsTheUnresolved),
-    "tokens forgotten at a reload": lambda: KeepsNoTokens,
-    "waiters lost when a write fails": lambda: LosesWaiters,
-    "alarms lost by an eviction": lambda: ForgetsAlarmsWhenEvicted,
+    "tokens forgotten at a reload": lambda: Parts(KeepsNoTokens),
+    "waiters lost when a write fails": lambda: Parts(LosesWaiters),
+    "alarms lost by an eviction": lambda: Parts(ForgetsAlarmsWhenEvicted),
 }

@@ -11,22 +11,25 @@ from tests.sim.checks import (
     linearizable,
     no_double_hold,
     overtaking,
+    quota,
     replays,
+    stored,
     tallies,
     tokens,
 )
-from tests.sim.node import SimShard
 from tests.sim.wires import SimPeer
-from tests.sim.world import World, run_world
+from tests.sim.world import SOUND, Parts, World, run_world
 
 
 def verdict(world: World) -> list[str]:
     """All that is wrong with a run."""
     history = world.history
     found = list(history.violations)
-    for check in (no_double_hold.check, replays.check, tokens.check, linearizable.check, answered.check):
+    for check in (no_double_hold.check, replays.check, tokens.check, answered.check):
         found += check(history)
-    found += drained.check(world)
+    found += (
+        linearizable.check(history, stored.end(world)) + drained.check(world) + quota.check(world.resting, world.disks)
+    )
     for disk in world.disks:
         found += tallies.differences(disk)
     return found + (verdict_on_dispatch(world) if world.dispatching else [])
@@ -42,13 +45,13 @@ def verdict_on_dispatch(world: World) -> list[str]:
 
 def finds(
     seed: int,
-    shard_type: type[SimShard] = SimShard,
+    parts: Parts = SOUND,
     *,
     dispatching: bool = False,
     peer_type: type[SimPeer] | None = None,
 ) -> bool:
     """Whether a seed shows that something is wrong; a shard that falls over counts."""
     try:
-        return bool(verdict(run_world(seed, shard_type, dispatching=dispatching, peer_type=peer_type)))
+        return bool(verdict(run_world(seed, parts, dispatching=dispatching, peer_type=peer_type)))
     except BaseExceptionGroup:
         return True

@@ -14,7 +14,7 @@ from idemactor.core.record import Entry, Incident, Outcome, Tombstone
 from idemactor.core.tally import Tally
 from idemactor.errors import StorageError
 from idemactor.storage import journal_rows
-from idemactor.storage.base import Batch
+from idemactor.storage.base import Batch, Opened
 from idemactor.storage.journal_rows import decode, encode
 from idemactor.storage.memory import MemoryDisk
 from idemactor.storage.overlay import Overlay
@@ -123,6 +123,16 @@ def test_the_shard_may_go_on_counting() -> None:
 
 def late(token: int) -> Incident:
     return Incident(name("k"), "operation", token, None, NOW, Outcome(200, (("a", "\ud800"),), b"\xff"))
+
+
+def test_the_shard_may_go_on_counting_in_what_it_was_told_at_the_start() -> None:
+    """On a full disk a shard opens with batches that its file lacks, and the file gets them later as they were."""
+    overlay = Overlay()
+    overlay.add(Batch(NOW, 1, tallies={("t", "n"): Tally(records=1, pending=1)}))
+    opened = overlay.opened(Opened(0, NOW, {("t", "m"): Tally(records=1)}), 7)
+    for tally in opened.tallies.values():
+        tally.pending += 1
+    assert overlay.merged().tallies == {("t", "n"): Tally(records=1, pending=1)}
 
 
 def test_incidents_that_follow_an_acknowledgement_go_into_the_next_write() -> None:

@@ -8,9 +8,8 @@ from tests.sim.world import World
 
 def check(world: World) -> list[str]:
     """What a long silence did not put right."""
-    assert world.node is not None
     found = []
-    for shard, disk in zip(world.node.shards, world.disks, strict=True):
+    for shard, disk in zip(world.resting, world.disks, strict=True):
         found += [f"shard {shard.number} is still quarantined"] if shard.quarantined else []
         found += [f"shard {shard.number} has mail"] if shard.queue_depth else []
         for entry in disk.entries.values():

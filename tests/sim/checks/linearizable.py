@@ -7,26 +7,37 @@ or not, but not after its connection broke.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 
+from idemactor.core.keys import Identity
 from tests.sim.history import History, Op
 from tests.sim.model import State, essence, follow
 
+End = Callable[[Identity, State], bool]
+"""Whether what is stored in the end is what an order of ops comes to."""
 
-def check(history: History) -> list[str]:
-    """Keys whose history no order of ops explains."""
+
+def check(history: History, end: End = lambda _identity, _state: True) -> list[str]:
+    """Keys whose history no order of ops explains, or none that leads to what is stored in the end."""
     found = []
     for identity, ops in history.by_key().items():
         told = [op for op in ops if op.answered is not None and not op.idle]
-        stuck = _search(told)
+        stuck = _search(told, functools.partial(end, identity))
+        if stuck == []:
+            found.append(f"no order that explains the history of {identity.key} ends in what is stored")
+            continue
         if stuck is not None:
             text = "\n    ".join(repr(op) for op in stuck)
             found.append(f"no order explains the history of {identity.key}; the furthest try ends before\n    {text}")
     return found
 
 
-def _search(ops: Sequence[Op]) -> list[Op] | None:
-    """None where an order was found, else the first ops that the furthest try could not place."""
+def _search(ops: Sequence[Op], ends: Callable[[State], bool]) -> list[Op] | None:
+    """None where an order was found, else the first ops that the furthest try could not place.
+
+    There are none where an order was found for all of them, and none of these ends in what is stored.
+    """
     everything = (1 << len(ops)) - 1
     seen: set[tuple[int, State]] = set()
     stack: list[tuple[int, State]] = [(0, State())]
@@ -36,9 +47,11 @@ def _search(ops: Sequence[Op]) -> list[Op] | None:
         if (placed, state) in seen:
             continue
         seen.add((placed, state))
-        if placed == everything:
-            return None
         furthest = max(furthest, placed, key=int.bit_count)
+        if placed == everything:
+            if ends(state):
+                return None
+            continue
         stack.extend(_steps(ops, placed, state))
     return [op for number, op in enumerate(ops) if not furthest >> number & 1][:8]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from idemactor.core.commands import Commit, Extend, Release, Resolve
+from idemactor.core.commands import Commit, Extend, Forget, Release, Resolve
 from idemactor.core.replies import Accepted, Extended, Reserved
 from tests.sim.history import History, Op
 
@@ -34,6 +34,8 @@ def _overlaps(held: Op, other: Op, ops: Sequence[Op]) -> bool:
         return False
     ends = [held.reply.lease_expires_at]
     for op in ops:
+        if isinstance(op.command, Forget) and op.command.force and op.sent < other.answered:
+            return False
         if op.sent > other.answered or getattr(op.command, "token", None) != held.reply.token:
             continue
         # An ending counts from when it is sent: whether it had happened when the answer was lost, nobody knows.
