@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from idemactor.core.census import Census
-from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, Lapse, NackEvent, Reserve, Watch
+from idemactor.core.commands import (
+    Accept,
+    AckEvent,
+    Claim,
+    Command,
+    Commit,
+    Dispatch,
+    Forget,
+    Lapse,
+    NackEvent,
+    Reserve,
+    Watch,
+)
 from idemactor.core.decide import decide, sweep
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Event, Intent
@@ -26,7 +38,18 @@ from idemactor.core.outbox import Item
 from idemactor.core.outboxes import Outboxes
 from idemactor.core.policy import Policy
 from idemactor.core.record import Entry, Incident, State
-from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Stale, Watched
+from idemactor.core.replies import (
+    Acked,
+    Claimed,
+    Committed,
+    Dispatched,
+    InFlight,
+    Nacked,
+    Reply,
+    Stale,
+    Unsettled,
+    Watched,
+)
 from idemactor.core.tally import Tally, TallyKey
 
 WAITERS_MAX: Final = 10_000
@@ -73,6 +96,7 @@ class Work(Generic[T]):
         undelivered: Ids of entries that stay, and whose delivery is gone.
         events: New in the outbox.
         acked: The ``seq`` of events that are dealt with.
+        emptied: Keys whose incidents and events are to keep nothing of what they hold.
         last_seq: The latest place in line that was given; 0: none was.
     """
 
@@ -86,6 +110,7 @@ class Work(Generic[T]):
     undelivered: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
+    emptied: list[Identity] = field(default_factory=list)
     last_seq: int = 0
 
     @property
@@ -186,6 +211,8 @@ class Ledger(Generic[T]):
             self._park(ticket, cast("Reserve | Watch", command))
             return
         self._work.replies.append((ticket, reply))
+        if type(command) is Forget and type(reply) is not Unsettled:
+            self._empty(command.identity)
         if decision.changed and self._wait_count:
             self._settle(command.identity)
 
@@ -377,6 +404,18 @@ class Ledger(Generic[T]):
                 event = Event(self._next_seq(), entry.identity, name, operation_id, self._now, content)
                 self._work.events.append(event)
                 self.outbox.announce(event)
+
+    def _empty(self, identity: Identity) -> None:
+        """What is left of a key that was forgotten, its proofs and announcements, holds nothing from now on.
+
+        Its record may have ended long before them. Where there are neither, nothing has to be written.
+        """
+        work, tally = self._work, self.tallies.get((identity.tenant, identity.namespace))
+        if (tally is None or not tally.incidents) and not len(self.outbox) and self.outbox.recalled:
+            return
+        work.emptied.append(identity)
+        work.incidents[:] = [each.emptied() if each.identity == identity else each for each in work.incidents]
+        work.events[:] = [each.emptied() if each.identity == identity else each for each in work.events]
 
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
         event = self.fetched.get(command.seq)

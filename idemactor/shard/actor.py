@@ -370,7 +370,9 @@ class Shard:
             undelivered=work.undelivered,
             events=work.events,
             acked=work.acked,
-            forgets=bool(work.deletes) and any(type(envelope.command) is Forget for envelope in turn.envelopes),
+            emptied=work.emptied,
+            forgets=bool(work.deletes or work.emptied)
+            and any(type(envelope.command) is Forget for envelope in turn.envelopes),
         )
         started = time.perf_counter()
         result = await (self._engine.confirm() if batch.empty else self._engine.commit(batch))
