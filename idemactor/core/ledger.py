@@ -51,6 +51,7 @@ from idemactor.core.replies import (
     Watched,
 )
 from idemactor.core.tally import Tally, TallyKey
+from idemactor.core.trouble import TROUBLES_MAX, WAITED_LONG_MS, Trouble, trouble_between, waited_long
 
 WAITERS_MAX: Final = 10_000
 """How many callers may wait in one shard; one more is told ``in_flight`` at once."""
@@ -98,6 +99,8 @@ class Work(Generic[T]):
         acked: The ``seq`` of events that are dealt with.
         emptied: Keys whose incidents and events are to keep nothing of what they hold.
         last_seq: The latest place in line that was given; 0: none was.
+        troubles: What somebody on call wants to be told of, ``TROUBLES_MAX`` at most.
+        untold: How many there were beyond those.
     """
 
     replies: list[tuple[T, Reply]] = field(default_factory=list)
@@ -112,6 +115,8 @@ class Work(Generic[T]):
     acked: list[int] = field(default_factory=list)
     emptied: list[Identity] = field(default_factory=list)
     last_seq: int = 0
+    troubles: list[Trouble] = field(default_factory=list)
+    untold: int = 0
 
     @property
     def covers_ms(self) -> int:
@@ -266,7 +271,21 @@ class Ledger(Generic[T]):
             # Whoever is decided leaves only now: where deciding breaks, ``abandon`` has to find everyone.
             decision = self._decide(waiter.command)
             self._leave(waiter)
+            self._note_wait(waiter, decision.reply)
             self._work.replies.append((waiter.ticket, decision.reply))
+
+    def waiting_for(self, identity: Identity) -> int:
+        """How many callers wait for this key."""
+        return len(self._waiters.get(identity, ()))
+
+    def _note_wait(self, waiter: _Waiter[T], reply: Reply) -> None:
+        identity = waiter.command.identity
+        waited_ms = self._now - (waiter.deadline - waiter.command.wait_ms)
+        if type(reply) is not InFlight or waited_ms < WAITED_LONG_MS:
+            return
+        entry = self._cache.get(identity)
+        if entry is not None and entry.record is not None:
+            self._note(waited_long(identity, entry.record, self._now, waited_ms))
 
     def abandon(self) -> list[T]:
         """Let every waiter go, undecided: the shard cannot answer them."""
@@ -442,6 +461,10 @@ class Ledger(Generic[T]):
             return
         self._count(identity, old, new)
         work = self._work
+        if old is not None and new is not None:
+            trouble = trouble_between(old, new, self._now)
+            if trouble is not None:
+                self._note(trouble)
         if _is_dispatched(old) or _is_dispatched(new):
             self._track(old, new)
         if old is not None and (new is None or new.id != old.id):
@@ -454,6 +477,13 @@ class Ledger(Generic[T]):
         work.deletes.pop(new.id, None)
         work.puts[new.id] = new
         self._remember(identity, new)
+
+    def _note(self, trouble: Trouble) -> None:
+        work = self._work
+        if len(work.troubles) < TROUBLES_MAX:
+            work.troubles.append(trouble)
+        else:
+            work.untold += 1
 
     def _track(self, old: Entry | None, new: Entry | None) -> None:
         """Something dispatched came, changed or ended."""
