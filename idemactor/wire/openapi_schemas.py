@@ -353,8 +353,8 @@ _POLICY: Final[Schema] = _object(
         "ttl_ms": _COUNT,
         "unresolved_ttl_ms": {
             **_COUNT,
-            "description": "How long a lapsed attempt is kept for the next one, under on_lease_expiry retry. What is"
-            " held, doubted or dispatched and unresolved is never deleted by time: it stays until somebody resolves it.",
+            "description": "How long a lapsed attempt is kept for the next one, under on_lease_expiry retry."
+            " What is held, doubted or dispatched and unresolved is never deleted by time: it stays until somebody resolves it.",
         },
         "on_lease_expiry": _words(OnLeaseExpiry),
         "on_doubt": _words(OnDoubt),
