@@ -95,6 +95,8 @@ SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""
 
 _SALT_BYTES: Final = 32
+_SALT: Final = os.urandom(_SALT_BYTES)
+"""One for this process and those that it forks: a key has the same digest in every line of the log."""
 
 BY_SIGNAL: Final = "signal"
 """Who did it, for the audit log, where a process of the machine did and no token."""
@@ -174,7 +176,7 @@ async def _serve(
     config: ServerConfig, reloader: TokenReloader, sockets: Inherited, life: Life, telemetry: Telemetry | None
 ) -> None:
     metrics = Metrics()
-    observer = Observers(metrics, LogObserver())
+    observer = Observers(metrics, log_observer_of(config))
     with open_directory(config) as directory:
         durability: Durability = config.server.durability.value
         keys = keyring_of(config)
@@ -258,6 +260,7 @@ def make_context(
     context.bell = bell
     context.audit = audit_of(config)
     context.audit.prove_writable()
+    context.destinations = destination_names(config)
     return context
 
 
@@ -412,7 +415,23 @@ def open_directory(config: ServerConfig, workers: int = 1) -> DataDirectory:
 
 def audit_of(config: ServerConfig) -> Audit:
     """Where it is written down what operators do."""
-    return Audit(config.log.audit_file, logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)))
+    return Audit(config.log.audit_file, redact_of(config))
+
+
+def redact_of(config: ServerConfig) -> logs.Redact:
+    """What the log may show of keys and payloads."""
+    return logs.Redact(config.log.payloads, _SALT)
+
+
+def log_observer_of(config: ServerConfig) -> LogObserver:
+    """Who logs what happens."""
+    return LogObserver(redact_of(config), destination_names(config))
+
+
+def destination_names(config: ServerConfig) -> dict[str, str]:
+    """Where the intents of each namespace are delivered to, for people; what is asked for there is left out."""
+    origins = {name: destination.endpoint.origin for name, destination in config.destinations.items()}
+    return {name: f"{origin.scheme}://{origin.authority}" for name, origin in origins.items()}
 
 
 def keyring_of(config: ServerConfig) -> Keyring | None:
@@ -476,7 +495,7 @@ def _request_log(config: ServerConfig) -> Watch | None:
     """Who looks at every call; nobody, unless the log is at its most talkative."""
     if config.log.level is not LogLevel.DEBUG:
         return None
-    return RequestLog(logs.Redact(config.log.payloads, os.urandom(_SALT_BYTES)), config.sources)
+    return RequestLog(redact_of(config), config.sources)
 
 
 def _warn_of_sources(config: ServerConfig) -> None:

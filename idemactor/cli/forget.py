@@ -22,7 +22,8 @@ _EXAMPLE = "idemactor forget order-17"
 def forget(call: Call, key: str, force: bool) -> None:
     """Drop everything about KEY (operators).
 
-    The next caller is told to go on as if there had been nothing.
+    The next caller is told to go on as if there had been nothing. Its incidents, and events that nobody
+    fetched, stay and hold nothing any more.
     """
 
     def show(_result: Forgotten) -> Iterable[str]:

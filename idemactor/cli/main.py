@@ -39,6 +39,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "get": "Show the record of KEY.",
     "forget": "Drop everything about KEY (operators).",
     "records": "List the records of a namespace (operators).",
+    "stuck": "List what is stuck, for how long, and who holds it (operators).",
     "incidents": "List what may have happened twice, or acknowledge it (operators).",
     "policy": "Show the settings of a namespace.",
     "ping": "See whether the server answers.",

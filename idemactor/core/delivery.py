@@ -18,6 +18,10 @@ RELAY: Final = "relay"
 """What the names of relays begin with, among holders: there is one for each namespace and life of a process."""
 
 
+OMITTED: Final = ("Idempotency-Omitted", "true")
+"""The one header of an event whose content was forgotten. No caller can give it: the name is of those that are ours."""
+
+
 class Kind(enum.IntEnum):
     """What stands in a queue. The numbers cross between workers."""
 
@@ -129,3 +133,8 @@ class Event:
     operation_id: str
     committed_at: int
     content: NewEvent
+
+    def emptied(self) -> Event:
+        """That something was announced, without what."""
+        content = NewEvent("", b"", (OMITTED,), self.content.order_key)
+        return Event(self.seq, self.identity, self.id, self.operation_id, self.committed_at, content)

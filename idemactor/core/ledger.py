@@ -16,7 +16,19 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from idemactor.core.census import Census
-from idemactor.core.commands import Accept, AckEvent, Claim, Command, Commit, Dispatch, Lapse, NackEvent, Reserve, Watch
+from idemactor.core.commands import (
+    Accept,
+    AckEvent,
+    Claim,
+    Command,
+    Commit,
+    Dispatch,
+    Forget,
+    Lapse,
+    NackEvent,
+    Reserve,
+    Watch,
+)
 from idemactor.core.decide import decide, sweep
 from idemactor.core.decision import Decision, Fresh
 from idemactor.core.delivery import Event, Intent
@@ -26,8 +38,20 @@ from idemactor.core.outbox import Item
 from idemactor.core.outboxes import Outboxes
 from idemactor.core.policy import Policy
 from idemactor.core.record import Entry, Incident, State
-from idemactor.core.replies import Acked, Claimed, Committed, Dispatched, InFlight, Nacked, Reply, Stale, Watched
+from idemactor.core.replies import (
+    Acked,
+    Claimed,
+    Committed,
+    Dispatched,
+    InFlight,
+    Nacked,
+    Reply,
+    Stale,
+    Unsettled,
+    Watched,
+)
 from idemactor.core.tally import Tally, TallyKey
+from idemactor.core.trouble import TROUBLES_MAX, WAITED_LONG_MS, Trouble, trouble_between, waited_long
 
 WAITERS_MAX: Final = 10_000
 """How many callers may wait in one shard; one more is told ``in_flight`` at once."""
@@ -73,7 +97,10 @@ class Work(Generic[T]):
         undelivered: Ids of entries that stay, and whose delivery is gone.
         events: New in the outbox.
         acked: The ``seq`` of events that are dealt with.
+        emptied: Keys whose incidents and events are to keep nothing of what they hold.
         last_seq: The latest place in line that was given; 0: none was.
+        troubles: What somebody on call wants to be told of, ``TROUBLES_MAX`` at most.
+        untold: How many there were beyond those.
     """
 
     replies: list[tuple[T, Reply]] = field(default_factory=list)
@@ -86,7 +113,10 @@ class Work(Generic[T]):
     undelivered: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
+    emptied: list[Identity] = field(default_factory=list)
     last_seq: int = 0
+    troubles: list[Trouble] = field(default_factory=list)
+    untold: int = 0
 
     @property
     def covers_ms(self) -> int:
@@ -186,6 +216,8 @@ class Ledger(Generic[T]):
             self._park(ticket, cast("Reserve | Watch", command))
             return
         self._work.replies.append((ticket, reply))
+        if type(command) is Forget and type(reply) is not Unsettled:
+            self._empty(command.identity)
         if decision.changed and self._wait_count:
             self._settle(command.identity)
 
@@ -239,7 +271,21 @@ class Ledger(Generic[T]):
             # Whoever is decided leaves only now: where deciding breaks, ``abandon`` has to find everyone.
             decision = self._decide(waiter.command)
             self._leave(waiter)
+            self._note_wait(waiter, decision.reply)
             self._work.replies.append((waiter.ticket, decision.reply))
+
+    def waiting_for(self, identity: Identity) -> int:
+        """How many callers wait for this key."""
+        return len(self._waiters.get(identity, ()))
+
+    def _note_wait(self, waiter: _Waiter[T], reply: Reply) -> None:
+        identity = waiter.command.identity
+        waited_ms = self._now - (waiter.deadline - waiter.command.wait_ms)
+        if type(reply) is not InFlight or waited_ms < WAITED_LONG_MS:
+            return
+        entry = self._cache.get(identity)
+        if entry is not None and entry.record is not None:
+            self._note(waited_long(identity, entry.record, self._now, waited_ms))
 
     def abandon(self) -> list[T]:
         """Let every waiter go, undecided: the shard cannot answer them."""
@@ -378,6 +424,18 @@ class Ledger(Generic[T]):
                 self._work.events.append(event)
                 self.outbox.announce(event)
 
+    def _empty(self, identity: Identity) -> None:
+        """What is left of a key that was forgotten, its proofs and announcements, holds nothing from now on.
+
+        Its record may have ended long before them. Where there are neither, nothing has to be written.
+        """
+        work, tally = self._work, self.tallies.get((identity.tenant, identity.namespace))
+        if (tally is None or not tally.incidents) and not len(self.outbox) and self.outbox.recalled:
+            return
+        work.emptied.append(identity)
+        work.incidents[:] = [each.emptied() if each.identity == identity else each for each in work.incidents]
+        work.events[:] = [each.emptied() if each.identity == identity else each for each in work.events]
+
     def _told_of_event(self, command: AckEvent | NackEvent) -> Reply:
         event = self.fetched.get(command.seq)
         if event is None or event.identity[:2] != command.identity[:2]:
@@ -403,6 +461,10 @@ class Ledger(Generic[T]):
             return
         self._count(identity, old, new)
         work = self._work
+        if old is not None and new is not None:
+            trouble = trouble_between(old, new, self._now)
+            if trouble is not None:
+                self._note(trouble)
         if _is_dispatched(old) or _is_dispatched(new):
             self._track(old, new)
         if old is not None and (new is None or new.id != old.id):
@@ -415,6 +477,13 @@ class Ledger(Generic[T]):
         work.deletes.pop(new.id, None)
         work.puts[new.id] = new
         self._remember(identity, new)
+
+    def _note(self, trouble: Trouble) -> None:
+        work = self._work
+        if len(work.troubles) < TROUBLES_MAX:
+            work.troubles.append(trouble)
+        else:
+            work.untold += 1
 
     def _track(self, old: Entry | None, new: Entry | None) -> None:
         """Something dispatched came, changed or ended."""

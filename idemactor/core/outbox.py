@@ -10,6 +10,7 @@ asks the other shards (``stands_behind``), and sets it aside until one of them s
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -23,6 +24,11 @@ ASIDE_MS: Final = 2_000
 
 HEADS_MAX: Final = 256
 """How many heads of lines are shown at a time."""
+
+US_PER_MS: Final = 1_000
+
+OLDEST_LOOKED_AT: Final = 1_000
+"""Among how many entries the one that waits longest is looked for, where the first ones are not wanted yet."""
 
 _SLACK: Final = 1_024
 """How many entries of a heap or a line may be out of date before it is made anew."""
@@ -68,6 +74,7 @@ class Item:
         identity: Its key, where it is known without asking the disk.
         tries: How often an event was shown.
         gone: Whether it has ended.
+        wanted_at: Since when it waits, milliseconds since the epoch: since it was accepted, or since its time came.
         aside_until: Its line has something before it in another shard.
         has_moved: Its line moved in another shard since it was shown to whoever asks the others: what they say of it
             may be of before.
@@ -83,6 +90,7 @@ class Item:
     gone: bool = False
     aside_until: int = 0
     has_moved: bool = False
+    wanted_at: int = 0
 
     def __lt__(self, other: Item) -> bool:
         """Of no account: two meet in a heap at one time and with one ``seq`` only where one of them is gone."""
@@ -134,10 +142,13 @@ class Outbox:
         due_at: int | None,
         order_key: str | None,
         identity: Identity | None = None,
+        *,
+        not_before: int = 0,
     ) -> None:
-        """Take in an entry; those of one line in order of ``seq``."""
+        """Take in an entry; those of one line in order of ``seq``. ``not_before``: it is not wanted any sooner."""
         queue = self._queues.get(key) or self._queues.setdefault(key, _Queue(key))
-        item = Item(queue, entry_id, seq, due_at, identity=identity)
+        wanted_at = max(seq // US_PER_MS, not_before)
+        item = Item(queue, entry_id, seq, due_at, identity=identity, wanted_at=wanted_at)
         if order_key is not None:
             item.line = queue.lines.get(order_key) or queue.lines.setdefault(order_key, _Line(order_key))
             item.line.items.append(item)
@@ -237,11 +248,24 @@ class Outbox:
         """Who has anything here, in order of name."""
         return sorted(t for t, n, k in self._queues if n == namespace and k is kind)
 
-    def counts(self) -> Iterator[tuple[QueueKey, int, int]]:
-        """For everybody who has anything here: how many entries, and the ``seq`` of the oldest."""
+    def counts(self, now: int) -> Iterator[tuple[QueueKey, int, int | None]]:
+        """For everybody who has anything here: how many entries, and since when the one is wanted that waits longest.
+
+        Looked for among the oldest ``OLDEST_LOOKED_AT``; None: the time of none of them has come.
+        """
         for key, queue in self._queues.items():
-            # Entries come in order of seq, and a dict keeps the order.
-            yield key, len(queue.by_seq), next(iter(queue.by_seq))
+            oldest: int | None = None
+            for item in itertools.islice(queue.by_seq.values(), OLDEST_LOOKED_AT):
+                if oldest is not None and item.seq // US_PER_MS >= oldest:
+                    break  # Nothing from here on was accepted before that.
+                if item.wanted_at <= now:
+                    oldest = item.wanted_at if oldest is None else min(item.wanted_at, oldest)
+            yield key, len(queue.by_seq), oldest
+
+    def oldest(self, key: QueueKey, limit: int) -> list[int]:
+        """The ids of the first ``limit`` entries, in the order in which they entered."""
+        queue = self._queues.get(key)
+        return [item.id for item in itertools.islice(queue.by_seq.values(), limit)] if queue else []
 
     # ---------------------------------------------------------------------------------------------------------- inside
 

@@ -18,8 +18,6 @@ from idemactor.core.policy import Policy
 from idemactor.core.queries import OutboxCount, Take, Turn
 from idemactor.core.record import Entry, Record, State
 
-US_PER_MS: Final = 1_000
-
 HEADS_SHARE: Final = 4
 """One place of so many is left to heads of lines, where there are any."""
 
@@ -109,7 +107,9 @@ class Outboxes:
             delivering = state is State.PENDING and lease_expires_at is not None
             self._note_holder(entry_id, namespace, holder if delivering else None)
         if _is_waited_for(state, due, order_key):
-            self._index.add((tenant, namespace, kind), entry_id, seq, due, order_key)
+            queued = kind is Kind.INTENT and state is State.PENDING and lease_expires_at is None
+            not_before = (queued_until or 0) if queued else 0
+            self._index.add((tenant, namespace, kind), entry_id, seq, due, order_key, not_before=not_before)
         self.moves.namespaces.add(namespace)
 
     def follow(self, old: Entry | None, new: Entry | None) -> None:
@@ -136,7 +136,8 @@ class Outboxes:
             return
         if not self._index.change(Kind.INTENT, entry.id, due):
             key = (entry.identity.tenant, namespace, Kind.INTENT)
-            self._index.add(key, entry.id, delivery.seq, due, delivery.order_key, entry.identity)
+            not_before = (delivery.due_at or 0) if record.attempt == 0 else 0
+            self._index.add(key, entry.id, delivery.seq, due, delivery.order_key, entry.identity, not_before=not_before)
         if due is not None and record.lease_expires_at is None:
             # Whoever claimed it has been told when its lease ends, and needs no ring for that.
             self.moves.namespaces.add(namespace)
@@ -271,9 +272,13 @@ class Outboxes:
             if self._index.bring_back(_line(namespace, turn)):
                 self.moves.namespaces.add(namespace)
 
-    def counts(self) -> tuple[OutboxCount, ...]:
-        """What is here, for the metrics."""
-        return tuple(OutboxCount(*key, entries, oldest // US_PER_MS) for key, entries, oldest in self._index.counts())
+    def counts(self, now: int) -> tuple[OutboxCount, ...]:
+        """What is here, for the metrics and for operators."""
+        return tuple(OutboxCount(*key, entries, oldest) for key, entries, oldest in self._index.counts(now))
+
+    def oldest_intents(self, tenant: str, namespace: str, limit: int) -> list[int]:
+        """The entries of a tenant's intents that were accepted first."""
+        return self._index.oldest((tenant, namespace, Kind.INTENT), limit)
 
 
 def _is_delivering(record: Record) -> bool:

@@ -109,7 +109,17 @@ class FindOperation:
     operation_id: str
 
 
-Query = ListRecords | ListIncidents | Acknowledge | Inspect | Take | Heads | Moved | FindOperation
+@dataclass(frozen=True, slots=True)
+class ListStuck:
+    """What of a tenant's is stuck in a shard, see ``core/stuck.py``; at most ``limit`` of it, the longest first."""
+
+    tenant: str
+    namespaces: tuple[str, ...]
+    older_than_ms: int
+    limit: int
+
+
+Query = ListRecords | ListIncidents | ListStuck | Acknowledge | Inspect | Take | Heads | Moved | FindOperation
 
 QUERIES: Final = frozenset(get_args(Query))
 """Their types: every command is asked whether it is one."""
@@ -143,6 +153,41 @@ class IncidentsPage:
 
     rows: tuple[tuple[int, Incident], ...]
     next_after: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StuckRecord:
+    """A record that is stuck.
+
+    Attributes:
+        why: The word of ``stuck.Why``.
+        since: Milliseconds since the epoch.
+        record: As time has it, its outcome left out.
+        waiting: How many callers wait for its key.
+    """
+
+    identity: Identity
+    why: str
+    since: int
+    record: Record
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class StuckPage:
+    """What is stuck in a shard.
+
+    Attributes:
+        records: The longest first.
+        incidents: (id, incident), in order of arrival.
+        unfetched: Events that nobody has fetched, by namespace.
+        more: Whether there is, or may be, more of it.
+    """
+
+    records: tuple[StuckRecord, ...]
+    incidents: tuple[tuple[int, Incident], ...]
+    unfetched: tuple[OutboxCount, ...]
+    more: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +227,15 @@ class OutboxCount:
 
     Attributes:
         entries: How many.
-        oldest_at: When the oldest of them was accepted, milliseconds since the epoch.
+        oldest_at: Since when the one is wanted that waits longest, milliseconds since the epoch: since it was accepted,
+            or its time came; None: none is wanted yet.
     """
 
     tenant: str
     namespace: str
     kind: Kind
     entries: int
-    oldest_at: int
+    oldest_at: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,4 +307,15 @@ class OperationAt:
     identity: Identity | None
 
 
-Finding = RecordsPage | IncidentsPage | Acknowledged | NoSuchIncident | Inspected | Taken | Behind | Noted | OperationAt
+Finding = (
+    RecordsPage
+    | IncidentsPage
+    | StuckPage
+    | Acknowledged
+    | NoSuchIncident
+    | Inspected
+    | Taken
+    | Behind
+    | Noted
+    | OperationAt
+)

@@ -158,3 +158,8 @@ class Incident:
     present_token: int | None
     at: int
     outcome: Outcome | None
+
+    def emptied(self) -> Incident:
+        """The proof without what it says of the effect, of which only the status stays."""
+        outcome = None if self.outcome is None else Outcome(self.outcome.status, omitted=True)
+        return Incident(self.identity, self.operation_id, self.token, self.present_token, self.at, outcome)

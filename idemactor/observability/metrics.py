@@ -20,8 +20,9 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from idemactor import __version__
-from idemactor.core.queries import Inspected
+from idemactor.core.queries import Inspected, OutboxCount
 from idemactor.core.tally import Tally, TallyKey
+from idemactor.core.trouble import Trouble
 from idemactor.observability.observer import Observer
 from idemactor.observability.words import snake
 
@@ -93,6 +94,7 @@ class Metrics(Observer, Collector):
         self._dispatch: Counter[tuple[str, str, str]] = Counter()
         self._in_flight: dict[str, int] = {}
         self._breakers: dict[str, str] = {}
+        self._troubles: Counter[tuple[str, str]] = Counter()
         self._rule_changes = 0
         self._overloaded = 0
         self._notifications = 0
@@ -166,6 +168,12 @@ class Metrics(Observer, Collector):
     def opened(self, shard: int) -> None:
         self._events["loads", shard] += 1
 
+    def troubled(self, shard: int, troubles: Sequence[Trouble], untold: int) -> None:  # noqa: ARG002
+        for trouble in troubles:
+            self._troubles[trouble.identity.namespace, trouble.kind.value] += 1
+        if untold:
+            self._troubles["", "left_out"] += untold
+
     def overloaded(self, commands: int) -> None:
         self._overloaded += commands
 
@@ -227,6 +235,8 @@ class Metrics(Observer, Collector):
         yield _labelled("refused", "Requests that never reached the state table.", ("door", "code"), refused)
         forged = [((source,), count) for source, count in self._forged.items()]
         yield _labelled("forged", "Requests that are not their sender's, by source.", ("source",), forged)
+        troubles = self._troubles.items()
+        yield _labelled("troubles", "What the log tells of keys, by its event.", ("namespace", "event"), troubles)
         yield from self._connections()
         yield from self._of_gateway()
         yield from self._of_dispatch()
@@ -325,6 +335,7 @@ def standing_families(standings: Sequence[ShardStanding], now_ms: int) -> Iterat
     yield from _tally_gauges(standings)
     yield _oldest(standings, now_ms)
     yield _oldest_in_doubt(standings, now_ms)
+    yield from _outbox_gauges(standings, now_ms)
 
 
 def _shard_gauges(standings: Sequence[ShardStanding]) -> Iterator[Metric]:
@@ -397,3 +408,25 @@ def _oldest_in_doubt(standings: Sequence[ShardStanding], now_ms: int) -> Metric:
     for key, at in oldest.items():
         family.add_metric(key, max(0, now_ms - at) / _MS_PER_S)
     return family
+
+
+def _outbox_gauges(standings: Sequence[ShardStanding], now_ms: int) -> Iterator[Metric]:
+    """By tenant, namespace and kind, over all shards; none: nothing is there, or wanted yet."""
+    labels = ("tenant", "namespace", "kind")
+    entries = GaugeMetricFamily("idemactor_outbox_entries", "Intents and events to be delivered.", labels=labels)
+    ages = GaugeMetricFamily(
+        "idemactor_oldest_undelivered_age_seconds",
+        "Seconds since the entry was accepted, and its time had come, that waits longest to be delivered.",
+        labels=labels,
+    )
+    counts: dict[tuple[str, str, str], list[OutboxCount]] = {}
+    for standing in standings:
+        for count in standing.inspected.outbox if standing.inspected else ():
+            counts.setdefault((count.tenant, count.namespace, count.kind.name.lower()), []).append(count)
+    for key, found in counts.items():
+        entries.add_metric(key, sum(count.entries for count in found))
+        since = [count.oldest_at for count in found if count.oldest_at is not None]
+        if since:
+            ages.add_metric(key, max(0, now_ms - min(since)) / _MS_PER_S)
+    yield entries
+    yield ages

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from idemactor.core.trouble import Trouble
 
 
 class Observer:
-    """Sees everything and does nothing. No method may raise, block, or be given a key or a payload."""
+    """Sees everything and does nothing. No method may raise or block, or be given a payload.
+
+    Only ``troubled`` is given keys, which may be shown as the settings allow and no further.
+    """
 
     def decided(self, shard: int, results: Mapping[tuple[str, str], int], rule_changes: int) -> None:
         """A batch was decided and is durable; ``results`` counts (command, result)."""
@@ -40,6 +45,9 @@ class Observer:
 
     def opened(self, shard: int) -> None:
         """A shard was read from disk."""
+
+    def troubled(self, shard: int, troubles: Sequence[Trouble], untold: int) -> None:
+        """Attempts or intents came into trouble, and it is on disk; ``untold``: how many others did."""
 
     def overloaded(self, commands: int) -> None:
         """Commands were refused because a mailbox was full or the server shuts down."""
@@ -133,6 +141,10 @@ class Observers(Observer):
     def opened(self, shard: int) -> None:
         for observer in self._observers:
             observer.opened(shard)
+
+    def troubled(self, shard: int, troubles: Sequence[Trouble], untold: int) -> None:
+        for observer in self._observers:
+            observer.troubled(shard, troubles, untold)
 
     def overloaded(self, commands: int) -> None:
         for observer in self._observers:

@@ -26,7 +26,7 @@ ANONYMOUS: Final = "anonymous"
 TENANT_DEFAULT: Final = "default"
 """Whose keys those of a server without credentials are."""
 ALL_NAMESPACES: Final = "*"
-OPERATOR_CALLS: Final = OPERATOR_OPS | {"records", "incidents", "acknowledge"}
+OPERATOR_CALLS: Final = OPERATOR_OPS | {"records", "incidents", "stuck", "acknowledge"}
 """What only operators may call, commands and others."""
 TOKEN_CHARS_MAX: Final = 4_096
 """The longest bearer token that is looked at."""

@@ -38,6 +38,7 @@ class ServerContext:
         tracing: Follows calls on their way; None: nobody does.
         bell: Rings when there may be something in an outbox.
         audit: Is told what operators did.
+        destinations: Where the intents of a namespace are delivered to, for people.
     """
 
     router: Router
@@ -54,3 +55,4 @@ class ServerContext:
     tracing: Tracing | None = None
     bell: Bell = field(default_factory=Bell)
     audit: Audit = NO_AUDIT
+    destinations: Mapping[str, str] = field(default_factory=dict)

@@ -24,6 +24,7 @@ from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
 from idemactor.server.http_shared import DOOR
+from idemactor.server.stuck import stuck
 from idemactor.server.tracing import TRACE_FIELDS, Tracing
 from idemactor.shard.mailbox import waits
 from idemactor.wire.listings import query_members
@@ -73,6 +74,7 @@ def build_app(context: ServerContext) -> QuartTrio:
     _route(app, "POST", "/v1/<namespace>/incidents/<incident_id>/acknowledge", views.acknowledge)
     _route(app, "GET", "/v1/<namespace>/policy", views.policy)
     _route(app, "GET", "/v1/shards", views.shards)
+    _route(app, "GET", "/v1/stuck", views.stuck)
     # A gateway asks with its own method or with that of the request that it asks about.
     _route(app, None, "/v1/<namespace>/authorize", partial(views.forward_auth, http_authorize.authorize))
     _route(app, None, "/v1/<namespace>/verdict", partial(views.forward_auth, http_authorize.verdict))
@@ -250,6 +252,10 @@ class _Views:
 
     async def shards(self) -> Response:
         return _response(told(operations.shards(self._context, self._principal())))
+
+    async def stuck(self) -> Response:
+        filters = query_members(request.args.items(multi=True))
+        return _response(told(await stuck(self._context, self._principal(), filters, Dialect.JSON)()))
 
     # ------------------------------------------------------------------------------------------------- the server's own
 

@@ -372,7 +372,9 @@ def _of_tenant(standing: ShardStanding, tenant: str) -> ShardStanding:
         return standing
     tallies = tuple((key, tally) for key, tally in standing.inspected.tallies if key[0] == tenant)
     outbox = tuple(count for count in standing.inspected.outbox if count.tenant == tenant)
-    return replace(standing, inspected=replace(standing.inspected, tallies=tallies, outbox=outbox))
+    in_doubt = tuple((key, at) for key, at in standing.inspected.oldest_in_doubt_at if key[0] == tenant)
+    mine = replace(standing.inspected, tallies=tallies, outbox=outbox, oldest_in_doubt_at=in_doubt)
+    return replace(standing, inspected=mine)
 
 
 def _inspected(replies: Replies) -> Inspected | None:

@@ -20,6 +20,7 @@ from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
+from idemactor.server.stuck import stuck
 from idemactor.shard.mailbox import Answer, Envelope, waits
 from idemactor.shard.router import OVERLOADED_RETRY_MS
 from idemactor.shard.tracing import traced
@@ -254,6 +255,14 @@ class RpcCalls:
         _refuse_members(request.params)
         self._say(request.msgid, told)
 
+    def _stuck(self, request: Request) -> None:
+        ask = stuck(self._context, self._principal, request.params, Dialect.MSGPACK)
+
+        async def asked() -> Frame:
+            return request.msgid, None, await ask()
+
+        self._spawn(request, asked)
+
     def _batched(self, request: Request) -> None:
         request.params.pop("traceparent", None)
         batch = operations.Batch.read(self._context, self._principal, request.params, Dialect.MSGPACK)
@@ -361,6 +370,7 @@ _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
     "policy": RpcCalls._policy,
     "shards": RpcCalls._shards,
     "batch": RpcCalls._batched,
+    "stuck": RpcCalls._stuck,
     "operation": RpcCalls._operation,
     "cancel": RpcCalls._cancel,
     "outbox.poll": RpcCalls._poll,

@@ -36,6 +36,7 @@ from idemactor.core.queries import (
     Inspected,
     ListIncidents,
     ListRecords,
+    ListStuck,
     Moved,
     NoSuchIncident,
     Noted,
@@ -390,7 +391,9 @@ class Shard:
             undelivered=work.undelivered,
             events=work.events,
             acked=work.acked,
-            forgets=bool(work.deletes) and any(type(envelope.command) is Forget for envelope in turn.envelopes),
+            emptied=work.emptied,
+            forgets=bool(work.deletes or work.emptied)
+            and any(type(envelope.command) is Forget for envelope in turn.envelopes),
         )
         started = time.perf_counter()
         result = await (self._engine.confirm() if batch.empty else self._engine.commit(batch))
@@ -432,6 +435,8 @@ class Shard:
         answers: list[tuple[Envelope, Answer]] = list(turn.work.replies)
         if answers:
             self._observer.decided(self.number, _results(turn.work.replies), turn.work.rule_changes)
+        if turn.work.troubles:
+            self._observer.troubled(self.number, turn.work.troubles, turn.work.untold)
         for envelope, query in turn.queries:
             answers.append((envelope, await self._look_up(ledger, turn, envelope, query)))
         return answers
@@ -440,6 +445,8 @@ class Shard:
         match query:
             case ListRecords():
                 return await lookups.list_records(self._engine, query, self._policies, turn.now)
+            case ListStuck():
+                return await lookups.list_stuck(self._engine, ledger, query, self._policies, turn.now)
             case ListIncidents():
                 return await lookups.list_incidents(self._engine, query)
             case Acknowledge():

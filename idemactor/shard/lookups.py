@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Final, TypeVar
 
+from idemactor.core.delivery import Kind
 from idemactor.core.ledger import Ledger, Ticket, visible
 from idemactor.core.policy import Policy
-from idemactor.core.queries import IncidentsPage, Inspected, ListIncidents, ListRecords, RecordsPage
+from idemactor.core.queries import (
+    IncidentsPage,
+    Inspected,
+    ListIncidents,
+    ListRecords,
+    ListStuck,
+    RecordsPage,
+    StuckPage,
+    StuckRecord,
+)
+from idemactor.core.record import Entry, Incident
+from idemactor.core.stuck import why_stuck
 from idemactor.core.tally import TallyKey
 from idemactor.storage.base import Engine, RecordQuery, StateFilter
 
 T = TypeVar("T", bound=Ticket)
+
+STUCK_LOOKED_AT: Final = 1_000
+"""How many records of each kind a shard looks at, of each namespace, for those that are stuck longest: those whose keys
+came first."""
 
 
 async def list_records(engine: Engine, query: ListRecords, policies: Mapping[str, Policy], now: int) -> RecordsPage:
@@ -39,13 +55,66 @@ async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
     return IncidentsPage(rows, stored[-1].id if len(stored) == query.limit else None)
 
 
+async def list_stuck(
+    engine: Engine, ledger: Ledger[T], query: ListStuck, policies: Mapping[str, Policy], now: int
+) -> StuckPage:
+    """What is stuck in the shard, over all the namespaces that are asked about."""
+    records: dict[int, StuckRecord] = {}
+    incidents: list[tuple[int, Incident]] = []
+    more = False
+    for namespace in query.namespaces:
+        if (query.tenant, namespace) not in ledger.tallies:
+            continue
+        found = await _unsettled(engine, ledger, query, namespace, now)
+        more = more or len(found) >= STUCK_LOOKED_AT
+        for entry in found:
+            record = _stuck(ledger, entry, policies[namespace], now, query.older_than_ms)
+            if record is not None:
+                records[entry.id] = record
+        stored = await engine.list_incidents(query.tenant, namespace, 0, query.limit)
+        incidents += [(each.id, each.incident) for each in stored]
+    longest = sorted(records.values(), key=lambda each: each.since)
+    counts = ledger.outbox.counts(now)
+    mine = (each for each in counts if each.tenant == query.tenant and each.namespace in query.namespaces)
+    unfetched = tuple(each for each in mine if each.kind is Kind.EVENT and _is_old(each.oldest_at, query, now))
+    more = more or len(longest) > query.limit or len(incidents) >= query.limit
+    return StuckPage(tuple(longest[: query.limit]), tuple(incidents[: query.limit]), unfetched, more)
+
+
+async def _unsettled(engine: Engine, ledger: Ledger[T], query: ListStuck, namespace: str, now: int) -> list[Entry]:
+    """What may be stuck: what pends for long and what is in doubt, by the order of the keys, and the first intents."""
+    before_ms = now - query.older_than_ms
+    pending = RecordQuery(query.tenant, namespace, now, StateFilter.PENDING, reserved_before_ms=before_ms)
+    in_doubt = RecordQuery(query.tenant, namespace, now, StateFilter.IN_DOUBT)
+    found = [entry for asked in (pending, in_doubt) for entry in await engine.list_records(asked, 0, STUCK_LOOKED_AT)]
+    # An intent that is tried again and again began its latest attempt a moment ago.
+    ids = ledger.outbox.oldest_intents(query.tenant, namespace, STUCK_LOOKED_AT)
+    loaded = await engine.load_ids(ids) if ids else {}
+    return [*found, *loaded.values()]
+
+
+def _stuck(ledger: Ledger[T], entry: Entry, policy: Policy, now: int, older_than_ms: int) -> StuckRecord | None:
+    shown = visible(entry, policy, now)
+    if shown is None or shown.record is None:
+        return None
+    found = why_stuck(shown.record, now, older_than_ms)
+    if found is None:
+        return None
+    why, since = found
+    return StuckRecord(entry.identity, why.value, since, shown.record, ledger.waiting_for(entry.identity))
+
+
+def _is_old(at: int | None, query: ListStuck, now: int) -> bool:
+    return at is not None and now - at > query.older_than_ms
+
+
 async def inspect(engine: Engine, ledger: Ledger[T], alarm_backlog: int, now: int) -> Inspected:
     """How the shard stands."""
     copied = tuple((key, replace(tally)) for key, tally in ledger.tallies.items())
     doubted = [key for key, tally in copied if tally.in_doubt > 0]
     oldest = [(key, at) for key in doubted if (at := await _oldest_in_doubt_at(engine, key, now)) is not None]
     pending_at = await engine.oldest_pending_at()
-    return Inspected(copied, pending_at, alarm_backlog, ledger.waiting, ledger.outbox.counts(), tuple(oldest))
+    return Inspected(copied, pending_at, alarm_backlog, ledger.waiting, ledger.outbox.counts(now), tuple(oldest))
 
 
 async def _oldest_in_doubt_at(engine: Engine, key: TallyKey, now: int) -> int | None:

@@ -50,6 +50,7 @@ class Batch:
         events: New events; none has the ``seq`` of one that is still there.
         acked: The ``seq`` of events to remove, after the new ones came.
         journal_seq: The number of the latest journal batch that this one includes, 0 where there is no journal.
+        emptied: Whose incidents and events, as they are before the new ones come, lose their outcome and their content.
         forgets: Somebody wants what it removes to leave the files too: the next ``maintain`` sees to it.
     """
 
@@ -64,6 +65,7 @@ class Batch:
     undelivered: list[int] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     acked: list[int] = field(default_factory=list)
+    emptied: list[Identity] = field(default_factory=list)
     journal_seq: int = 0
     forgets: bool = False
 
@@ -71,7 +73,8 @@ class Batch:
     def empty(self) -> bool:
         """Whether there is nothing to write: such a batch only needs ``confirm``."""
         # An intent comes with its entry, and so does what is undelivered.
-        return not (self.puts or self.deletes or self.incidents or self.acknowledged or self.events or self.acked)
+        kept = self.puts or self.deletes or self.incidents or self.acknowledged
+        return not (kept or self.events or self.acked or self.emptied)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,19 @@ from typing import Any, Final
 
 import msgpack
 
+from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.core.tally import Tally
 from idemactor.errors import DAMAGED, StorageError, UnfitError
 from idemactor.storage import rows, schema
 from idemactor.storage.base import Batch
 
-_VERSION: Final = 2
+_VERSION: Final = 3
 """Heads every body; raised when the rows change their shape."""
 _VERSION_OLDEST: Final = 1
 """Bodies of before there were deliveries, which a server that was killed before an update left, are read as well."""
+_VERSION_DELIVERIES: Final = 2
+"""From this one on there are deliveries; what it lacks of the present one is the last member, ``emptied``."""
 _NEW_RECORD_COLUMN: Final = schema.ENTRY_COLUMNS.index("has_delivery")
 """Where an entry's row of version 1 lacks a column; the other one that it lacks is the last."""
 
@@ -34,7 +37,7 @@ def encode(batch: Batch) -> bytes:
     before = (_VERSION, batch.now_ms, batch.last_token, puts, deletes, incidents, batch.acknowledged, tallies)
     intents = [rows.intent_row(*each) for each in batch.intents.items()]
     events = [rows.event_row(event) for event in batch.events]
-    content = (*before, intents, batch.undelivered, events, batch.acked)
+    content = (*before, intents, batch.undelivered, events, batch.acked, batch.emptied)
     return bytes(msgpack.packb(content, use_bin_type=True))
 
 
@@ -63,11 +66,13 @@ def decode(body: bytes) -> Batch:
 
 
 def _brought_up(content: list[Any]) -> list[Any]:
-    """The content of a body of version 1, as the present one has it."""
+    """The content of a body of an earlier version, as the present one has it."""
+    if content[0] == _VERSION_DELIVERIES:
+        return [*content, []]
     head, puts, rest = content[:3], content[3], content[4:]
     at = _NEW_RECORD_COLUMN
     puts = [((*row[:at], None, *row[at:], None), outcome, None) for row, outcome in puts]
-    return [*head, puts, *rest, [], [], [], []]
+    return [*head, puts, *rest, [], [], [], [], []]
 
 
 def _put_of(row: list[Any], outcome: list[Any], delivery: list[Any] | None) -> Entry:
@@ -77,7 +82,7 @@ def _put_of(row: list[Any], outcome: list[Any], delivery: list[Any] | None) -> E
 
 def _batch_of(content: list[Any]) -> Batch:
     _, now_ms, last_token, puts, deletes, incidents, acknowledged, tallies, *added = content
-    intents, undelivered, events, acked = added
+    intents, undelivered, events, acked, emptied = added
     return Batch(
         now_ms=now_ms,
         last_token=last_token,
@@ -91,4 +96,5 @@ def _batch_of(content: list[Any]) -> Batch:
         undelivered=undelivered,
         events=[rows.event_of(tuple(row)) for row in events],
         acked=acked,
+        emptied=[Identity(*each) for each in emptied],
     )

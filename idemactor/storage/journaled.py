@@ -283,7 +283,7 @@ class JournaledEngine:
         """Those events that are there."""
         self._check_open()
         found, unknown = self._overlay.look_up_events(seqs)
-        return found | await self._inner.load_events(unknown) if unknown else found
+        return found | self._overlay.emptied(await self._inner.load_events(unknown)) if unknown else found
 
     async def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
         """Whose dispatched operation this is: of a record, or of a tombstone that says how it ended."""

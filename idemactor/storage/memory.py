@@ -77,6 +77,7 @@ class MemoryDisk:
             self.entries[entry.id] = entry
             self.ids[entry.identity] = entry.id
             self.operations.update(dict.fromkeys(dispatched_in(entry), entry.id))
+        self._empty(frozenset(batch.emptied))
         self.intents.update(batch.intents)
         self.events.update((event.seq, event) for event in batch.events)
         for seq in batch.acked:
@@ -98,6 +99,14 @@ class MemoryDisk:
         self.last_token = max(self.last_token, batch.last_token)
         self.latest_ms = max(self.latest_ms, batch.now_ms)
         self.commits += 1
+
+    def _empty(self, gone: frozenset[Identity]) -> None:
+        if not gone:
+            return
+        self.events.update((seq, event.emptied()) for seq, event in self.events.items() if event.identity in gone)
+        for number, stored in self.incidents.items():
+            if stored.incident.identity in gone:
+                self.incidents[number] = replace(stored, incident=stored.incident.emptied())
 
     def _delete(self, entry_id: int) -> None:
         entry = self.entries.pop(entry_id, None)

@@ -37,11 +37,12 @@ class Overlay:
         self._events: dict[int, Event] = {}
         self._acked: set[int] = set()
         self._operations: dict[str, int] = {}
+        self._emptied: set[Identity] = set()
 
     def __len__(self) -> int:
         """How many rows the file would have to touch."""
         outbox = len(self._intents) + len(self._undelivered) + len(self._events) + len(self._acked)
-        incidents = len(self._batch.incidents) + len(self._batch.acknowledged)
+        incidents = len(self._batch.incidents) + len(self._batch.acknowledged) + len(self._emptied)
         return len(self._puts) + len(self._deletes) + incidents + outbox
 
     @property
@@ -78,12 +79,24 @@ class Overlay:
             self._by_identity[entry.identity] = entry
             for operation_id in dispatched_in(entry):
                 self._operations[operation_id] = entry.id
+        if batch.emptied:
+            self._empty(batch.emptied)
         self._intents.update(batch.intents)
         self._add_events(batch)
         merged.incidents.extend(batch.incidents)
         merged.acknowledged.extend(batch.acknowledged)
         # Copies: the shard goes on counting in the ones that it gave us.
         merged.tallies.update((key, replace(tally)) for key, tally in batch.tallies.items())
+
+    def _empty(self, identities: Iterable[Identity]) -> None:
+        """At once what is here; what only the file has when it is written."""
+        gone = frozenset(identities)
+        self._emptied |= gone
+        for seq, event in self._events.items():
+            if event.identity in gone:
+                self._events[seq] = event.emptied()
+        incidents = self._batch.incidents
+        incidents[:] = [each.emptied() if each.identity in gone else each for each in incidents]
 
     def _add_events(self, batch: Batch) -> None:
         self._events.update((event.seq, event) for event in batch.events)
@@ -114,6 +127,12 @@ class Overlay:
     def look_up_events(self, seqs: Iterable[int]) -> tuple[dict[int, Event], list[int]]:
         """As ``look_up``, events by their ``seq``."""
         return _split(seqs, self._events, self._acked)
+
+    def emptied(self, events: dict[int, Event]) -> dict[int, Event]:
+        """What the file says of events, as it is from now on."""
+        if not self._emptied:
+            return events
+        return {seq: each.emptied() if each.identity in self._emptied else each for seq, each in events.items()}
 
     def find_operation(self, tenant: str, namespace: str, operation_id: str) -> Identity | None:
         """Whose dispatched operation this is, as far as it is known here."""
@@ -146,6 +165,7 @@ class Overlay:
         batch.intents = self._intents
         batch.events = list(self._events.values())
         batch.acked = sorted(self._acked)
+        batch.emptied = sorted(self._emptied)
         return batch
 
 

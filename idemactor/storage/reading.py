@@ -78,6 +78,7 @@ class _Over:
     incidents: list[Incident] = field(default_factory=list)
     acknowledged: set[int] = field(default_factory=set)
     acked: frozenset[int] = frozenset()
+    emptied: frozenset[Identity] = frozenset()
 
 
 class ShardReader:
@@ -147,7 +148,8 @@ class ShardReader:
         """The incidents, in the order in which they came."""
         for row in self._connection.execute(_INCIDENTS):
             if row[0] not in self._over.acknowledged:
-                yield rows.incident_of(row, self._keys).incident
+                incident = rows.incident_of(row, self._keys).incident
+                yield incident.emptied() if incident.identity in self._over.emptied else incident
         yield from self._over.incidents
 
     def has_incident(self, incident: Incident) -> bool:
@@ -162,9 +164,9 @@ class ShardReader:
         """The events that nobody has acknowledged, in order of ``seq``."""
         added = {event.seq: event for event in self._over.batch.events}
         cursor = self._connection.execute(_EVENTS)
-        in_file = (
-            rows.event_of(row, self._keys) for row in cursor if row[0] not in self._over.acked and row[0] not in added
-        )
+        gone = self._over.acked | added.keys()
+        kept = (rows.event_of(row, self._keys) for row in cursor if row[0] not in gone)
+        in_file = (event.emptied() if event.identity in self._over.emptied else event for event in kept)
         yield from heapq.merge(in_file, sorted(added.values(), key=_seq), key=_seq)
 
     def line(self) -> Iterator[tuple[int, Kind]]:
@@ -206,8 +208,11 @@ class ShardReader:
         over.gone = frozenset(entry.id for entry in merged.deletes)
         over.lost_intents = frozenset(merged.undelivered)
         over.acked = frozenset(merged.acked)
+        over.emptied = frozenset(merged.emptied)
 
     def _lay_incidents(self, batch: Batch) -> None:
+        before = self._over.incidents
+        before[:] = [each.emptied() if each.identity in batch.emptied else each for each in before]
         for incident in batch.incidents:
             if not self.has_incident(incident):
                 self._over.incidents.append(incident)

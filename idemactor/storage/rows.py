@@ -275,6 +275,13 @@ def event_of(row: Row, keys: Keyring | None = None) -> Event:
     return Event(seq, Identity(tenant, namespace, key), event_id, operation_id, committed_at, content)
 
 
+def event_without(row: Row) -> Event:
+    """The event of a row, its content left out: what is sealed in it need not be opened for that."""
+    seq, tenant, namespace, key, event_id, operation_id, committed_at, _, _, _, order_key = row
+    content = NewEvent("", b"", (), order_key)
+    return Event(seq, Identity(tenant, namespace, key), event_id, operation_id, committed_at, content).emptied()
+
+
 def open_of(row: Row) -> Open:
     """What is in the outbox by a row of ``schema.SELECT_OUTBOX``."""
     kind, entry_id, tenant, namespace, seq, order_key, state, *rest = row
@@ -299,6 +306,14 @@ def incident_of(row: Row, keys: Keyring | None = None) -> StoredIncident:
     identity = Identity(tenant, namespace, key)
     incident = Incident(identity, operation_id, token, present_token, at, outcome_of(outcome))
     return StoredIncident(incident_id, incident)
+
+
+def incident_without(row: Row) -> StoredIncident:
+    """The incident of a row, its outcome left out: what is sealed in it need not be opened for that."""
+    incident_id, tenant, namespace, key, operation_id, token, present_token, at, status, _, _, _ = row
+    outcome = None if status is None else Outcome(status)
+    incident = Incident(Identity(tenant, namespace, key), operation_id, token, present_token, at, outcome)
+    return StoredIncident(incident_id, incident.emptied())
 
 
 def tally_row(key: TallyKey, tally: Tally) -> Row:

@@ -296,6 +296,8 @@ DELETE_INCIDENT: Final = "DELETE FROM incidents WHERE id = ?"
 SELECT_ANY_INCIDENT: Final = f"SELECT id, {', '.join(INCIDENT_COLUMNS)}, {_OUTCOME} FROM incidents"
 SELECT_INCIDENTS: Final = f"{SELECT_ANY_INCIDENT} WHERE tenant = ? AND namespace = ? AND id > ? ORDER BY id LIMIT ?"
 SELECT_INCIDENT: Final = f"{SELECT_ANY_INCIDENT} WHERE id = ?"
+SELECT_INCIDENTS_OF: Final = f"{SELECT_ANY_INCIDENT} WHERE tenant = ? AND namespace = ? AND key = ?"
+UPDATE_INCIDENT_OUTCOME: Final = f"UPDATE incidents SET {' = ?, '.join(OUTCOME_COLUMNS)} = ? WHERE id = ?"
 
 UPSERT_TALLY: Final = _upsert("tallies", ("tenant", "namespace"), ("tenant", "namespace"), TALLY_COLUMNS)
 DELETE_TALLY: Final = "DELETE FROM tallies WHERE tenant = ? AND namespace = ?"
@@ -330,6 +332,10 @@ SELECT max(
 )
 """
 SELECT_INTENT: Final = f"SELECT id, {', '.join(INTENT_COLUMNS)} FROM intents WHERE id = ?"
+# There is no index for it: whoever forgets a key looks at every event that nobody has fetched yet, but not into it.
+SELECT_EVENTS_OF: Final = (
+    f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE tenant = ? AND namespace = ? AND key = ?"
+)
 SELECT_EVENT: Final = f"SELECT {', '.join(EVENT_COLUMNS)} FROM events WHERE seq = ?"
 SELECT_OPERATION: Final = """
 SELECT tenant, namespace, key FROM deliveries CROSS JOIN records ON records.id = deliveries.id

@@ -6,6 +6,7 @@ from typing import Final
 
 import apsw
 
+from idemactor.core.keys import Identity
 from idemactor.core.tally import Tally
 from idemactor.storage import rows, schema
 from idemactor.storage.base import Batch
@@ -42,12 +43,7 @@ def apply(
         delivers = _put(connection, batch, last_token, keys) or delivers
     if batch.intents:
         many(schema.UPSERT_INTENT, [rows.intent_row(*each, keys) for each in batch.intents.items()])
-    _announce(connection, batch, keys)
-    if batch.incidents:
-        many(schema.INSERT_INCIDENT, [rows.incident_row(incident, keys) for incident in batch.incidents])
-    # After the new ones: what is acknowledged does not come back for its token.
-    if batch.acknowledged:
-        many(schema.DELETE_INCIDENT, [(incident_id,) for incident_id in batch.acknowledged])
+    _leave(connection, batch, keys)
     tallies = batch.tallies.items()
     if kept := [rows.tally_row(key, tally) for key, tally in tallies if tally != _NOTHING]:
         many(schema.UPSERT_TALLY, kept)
@@ -57,12 +53,30 @@ def apply(
     return delivers or bool(batch.intents)
 
 
-def _announce(connection: apsw.Connection, batch: Batch, keys: Keyring | None) -> None:
+def _empty(connection: apsw.Connection, identities: list[Identity], keys: Keyring | None) -> None:
+    """What incidents and events of these keys hold is let go of; they stay."""
+    for identity in identities:
+        incidents = [rows.incident_without(row) for row in connection.execute(schema.SELECT_INCIDENTS_OF, identity)]
+        outcomes = [(*rows.incident_row(each.incident, keys)[-4:], each.id) for each in incidents]
+        connection.executemany(schema.UPDATE_INCIDENT_OUTCOME, outcomes)
+        events = [rows.event_without(row) for row in connection.execute(schema.SELECT_EVENTS_OF, identity)]
+        connection.executemany(schema.UPSERT_EVENT, [rows.event_row(event, keys) for event in events])
+
+
+def _leave(connection: apsw.Connection, batch: Batch, keys: Keyring | None) -> None:
+    """Incidents and events, which outlive their records."""
+    many = connection.executemany
+    if batch.emptied:
+        _empty(connection, batch.emptied, keys)
     if batch.events:
-        connection.executemany(schema.UPSERT_EVENT, [rows.event_row(event, keys) for event in batch.events])
-    # After the new ones, as with incidents.
+        many(schema.UPSERT_EVENT, [rows.event_row(event, keys) for event in batch.events])
+    if batch.incidents:
+        many(schema.INSERT_INCIDENT, [rows.incident_row(incident, keys) for incident in batch.incidents])
+    # After the new ones: what is acknowledged does not come back for its token.
     if batch.acked:
-        connection.executemany(schema.DELETE_EVENT, [(seq,) for seq in batch.acked])
+        many(schema.DELETE_EVENT, [(seq,) for seq in batch.acked])
+    if batch.acknowledged:
+        many(schema.DELETE_INCIDENT, [(incident_id,) for incident_id in batch.acknowledged])
 
 
 def _undeliver(connection: apsw.Connection, ids: list[tuple[int]]) -> None:

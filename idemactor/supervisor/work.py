@@ -22,6 +22,7 @@ from idemactor.node import (
     connections_max,
     first_ms,
     keyring_of,
+    log_observer_of,
     make_context,
     make_office,
     make_proxy,
@@ -32,7 +33,6 @@ from idemactor.node import (
 )
 from idemactor.observability import logs
 from idemactor.observability.disk import DiskMetrics
-from idemactor.observability.log_observer import LogObserver
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observers
 from idemactor.server.auth import Authenticator
@@ -166,7 +166,7 @@ async def _work_until(
     ):
         metrics, census = Metrics(), SharedCensus()
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
-        observer = Observers(metrics, LogObserver())
+        observer = Observers(metrics, log_observer_of(given.config))
         clock, bell = given.epoch.clock(await _latest_ms(found, given.epoch)), Bell()
         shards = make_shards(given.config, found, clock, observer, census, bell, telemetry, worker)
         peers = {

@@ -19,6 +19,7 @@ from idemactor.core.queries import (
     OperationAt,
     Query,
     RecordsPage,
+    StuckPage,
     Taken,
 )
 from idemactor.core.replies import (
@@ -156,7 +157,7 @@ def body_of(  # noqa: C901 - One case for each answer.
             return {"result": "postponed", "due_at": answer.due_at}
         case Claimed() | Lapsed() | NotDue() | Taken() | Behind() | OperationAt() | Noted():
             raise TypeError(f"{type(answer).__name__} is between a shard and who delivers")
-        case RecordsPage() | IncidentsPage() | Inspected():
+        case RecordsPage() | IncidentsPage() | StuckPage() | Inspected():
             raise TypeError(f"{type(answer).__name__} answers no single call")
         case _:
             return _refused(answer, command)

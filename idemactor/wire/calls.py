@@ -97,6 +97,18 @@ RECORDS: Final = (
 )
 """The filters of a listing of records."""
 
+STUCK_OLDER_THAN_MS_DEFAULT: Final = 60_000
+
+STUCK: Final = (
+    Field(
+        "older_than_ms",
+        fields.AGE_MS,
+        "For how long something pends or waits to be delivered before it counts; a minute where it is left out.",
+    ),
+    PAGING[1],
+)
+"""The filters of what is stuck."""
+
 INCIDENTS: Final = PAGING
 """The filters of a listing of incidents."""
 

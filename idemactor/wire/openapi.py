@@ -8,7 +8,7 @@ from typing import Final
 from idemactor import __version__
 from idemactor.core.limits import KEY_CHARS_MAX
 from idemactor.wire.answers import TAKEN_ON
-from idemactor.wire.calls import CANCEL, INCIDENTS, OPERATION, RECORDS
+from idemactor.wire.calls import CANCEL, INCIDENTS, OPERATION, RECORDS, STUCK
 from idemactor.wire.fields import Field
 from idemactor.wire.openapi_dispatch import LOCATION, OPERATION_CALLS, OPERATION_PARAMETER, OUTBOX_CALLS
 from idemactor.wire.openapi_gateways import gateway_paths
@@ -121,6 +121,7 @@ def document(version: str = __version__) -> dict[str, object]:
             **gateway_paths(_NAMESPACE_PARAMETER),
             "/v1/batch": {"post": _batch()},
             "/v1/shards": {"get": _shards()},
+            "/v1/stuck": {"get": _stuck()},
             **_open_paths(),
         },
         "components": {
@@ -242,6 +243,15 @@ def _shards() -> Schema:
         "operationId": "shards",
         "summary": "Which of the server's processes owns which shard, and where it listens",
         "responses": {**_successes({200: ("ShardMap",)}), **_problems(_ANY_CALL)},
+    }
+
+
+def _stuck() -> Schema:
+    return {
+        "operationId": "stuck",
+        "summary": "What is stuck, for how long, and who holds it, over all namespaces of the token (operators)",
+        "parameters": [*map(_filter, STUCK)],
+        "responses": {**_successes({200: ("StuckList",)}), **_problems(_ANY_CALL)},
     }
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 
 from idemactor.core import limits
 from idemactor.core.policy import OnDoubt, OnDuplicate, OnFailure, OnLeaseExpiry, OnUnavailable
+from idemactor.core.stuck import Why
 from idemactor.errors import Code
 from idemactor.wire import fields
 from idemactor.wire import openapi_dispatch as dispatch
@@ -303,6 +304,40 @@ _INCIDENT: Final[Schema] = _object(
     }
 )
 
+_STUCK: Final[Schema] = _object(
+    {
+        "why": {"type": "string", "enum": [why.value for why in Why]},
+        "namespace": NAMESPACE,
+        "key": fields.KEY.schema,
+        "operation_id": _OPERATION_ID,
+        "attempt": or_null(_ATTEMPT_IF_ANY),
+        "token": {**fields.TOKEN.schema, "description": "Of an incident the one that came too late."},
+        "holder": or_null(_TEXT),
+        "since": _TIME,
+        "for_ms": _COUNT,
+        "lease_expires_at": or_null(_TIME),
+        "waiting": {**_COUNT, "description": "How many callers wait for the key."},
+        "contested": _BOOLEAN,
+        "reason": {**or_null(_TEXT), "description": "What its holder said, or the destination's latest answer."},
+        "destination": or_null(_TEXT),
+        "due_at": or_null(_TIME),
+        "incident": {**or_null(_TEXT), "description": "The id of an incident, as listed."},
+        "present_token": or_null(dict(fields.TOKEN.schema)),
+    }
+)
+_STUCK_LIST: Final[Schema] = _object(
+    {
+        "stuck": {"type": "array", "items": ref("Stuck"), "description": "The longest first."},
+        "unfetched": {
+            "type": "array",
+            "items": _object({"namespace": NAMESPACE, "entries": _COUNT, "since": _TIME}),
+            "description": "Events that nobody has fetched.",
+        },
+        "more": {**_BOOLEAN, "description": "Whether there is, or may be, more of it."},
+        "silent_shards": {"type": "array", "items": _COUNT, "description": "Those that did not answer in time."},
+    }
+)
+
 _POINTERS: Final[Schema] = {"type": "array", "items": _TEXT}
 
 
@@ -316,7 +351,12 @@ _POLICY: Final[Schema] = _object(
         "lease_ms": _COUNT,
         "lease_total_max_ms": _COUNT,
         "ttl_ms": _COUNT,
-        "unresolved_ttl_ms": _COUNT,
+        "unresolved_ttl_ms": {
+            **_COUNT,
+            "description": "How long a lapsed attempt is kept for the next one, under on_lease_expiry retry."
+            " What is held, doubted or dispatched and unresolved is never deleted by time:"
+            " it stays until somebody resolves it.",
+        },
         "on_lease_expiry": _words(OnLeaseExpiry),
         "on_doubt": _words(OnDoubt),
         "on_duplicate": _words(OnDuplicate),
@@ -382,6 +422,8 @@ def components() -> dict[str, Schema]:
         "Incident": _INCIDENT,
         "Records": _page("records", "ListedRecord"),
         "Incidents": _page("incidents", "Incident"),
+        "Stuck": _STUCK,
+        "StuckList": _STUCK_LIST,
         "Policy": _POLICY,
         "ShardMap": _SHARD_MAP,
         "Batch": _object({"results": {"type": "array", "items": result}}),

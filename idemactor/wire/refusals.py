@@ -16,6 +16,7 @@ from idemactor.core.queries import (
     Noted,
     OperationAt,
     RecordsPage,
+    StuckPage,
     Taken,
 )
 from idemactor.core.replies import (
@@ -137,7 +138,7 @@ def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for e
             return _UNAVAILABLE
         case NoSuchIncident():
             return _NO_SUCH_INCIDENT
-        case RecordsPage() | IncidentsPage() | Acknowledged() | Inspected():
+        case RecordsPage() | IncidentsPage() | StuckPage() | Acknowledged() | Inspected():
             return None
         case Taken() | Behind() | OperationAt() | Noted():
             return None
@@ -202,6 +203,7 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
             | IncidentsPage()
             | Acknowledged()
             | Inspected()
+            | StuckPage()
             | Taken()
             | Behind()
             | OperationAt()

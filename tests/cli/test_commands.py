@@ -680,3 +680,60 @@ def test_completion_scripts_and_what_they_ask_for(shell: str) -> None:
     found = invoke(environment={"_IDEMACTOR_COMPLETE": f"{shell}_complete", **words})
     assert all(name in found.stdout for name in ("reserve", "release", "resolve", "records"))
     assert "commit" not in found.stdout
+
+
+def stuck(**changes: Any) -> dict[str, Any]:
+    item = {
+        "why": "pending",
+        "namespace": "trade",
+        "key": "order-17",
+        "operation_id": "op-1",
+        "attempt": 2,
+        "token": 7,
+        "holder": "worker\x1b[2J",
+        "since": LONG_AGO,
+        "for_ms": 3_660_000,
+        "lease_expires_at": None,
+        "waiting": 0,
+        "contested": False,
+        "reason": None,
+        "destination": None,
+        "due_at": None,
+        "incident": None,
+        "present_token": None,
+    }
+    return item | changes
+
+
+def test_what_is_stuck_for_how_long_and_who_holds_it(client: FakeClient) -> None:
+    items = [
+        stuck(lease_expires_at=1, waiting=3, contested=True),
+        stuck(why="undelivered", holder="relay 1", destination="https://exchange.test", due_at=1, reason="x" * 99),
+        stuck(why="incident", attempt=None, holder=None, incident="0-1", present_token=9, contested=True),
+    ]
+    unfetched = [{"namespace": "pay", "entries": 4, "since": 1}]
+    told = {"stuck": items, "unfetched": unfetched, "more": True, "silent_shards": [3]}
+    client.answers = [told, told]
+    result = invoke("stuck", "--older-than", "10m", "--limit", "5")
+    head, pending, undelivered, incident = result.stdout.splitlines()
+    assert head.split() == ["FOR", "WHY", "NAMESPACE", "KEY", "TOKEN", "ATTEMPT", "HOLDER", "OPERATION", "NOTE"]
+    assert pending.split()[:9] == ["1h", "1m", "pending", "trade", "order-17", "7", "2", "worker\\u001b[2J", "op-1"]
+    assert "contested; lease ended" in pending
+    assert pending.endswith("; 3 wait for it")
+    assert "to https://exchange.test; due; xxx" in undelivered
+    assert undelivered.endswith("...")
+    assert incident.endswith("incident 0-1, token 9 held it then")
+    assert "events of pay that nobody fetched: 4" in result.stderr
+    assert "there is more" in result.stderr
+    assert "shards that did not answer: 3" in result.stderr
+    assert result.exit_code == 0
+    assert json.loads(invoke("stuck", "--json").stdout) == told
+    assert "'older_than_ms': 600000, 'limit': 5" in str(client.calls[0])
+    assert "'older_than_ms': 60000, 'limit': 100" in str(client.calls[1])
+
+
+def test_nothing_is_stuck(client: FakeClient) -> None:
+    client.answers = [{"stuck": [], "unfetched": [], "more": False, "silent_shards": []}]
+    result = invoke("stuck")
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == "idemactor: nothing is stuck (for more than 1m)\n"

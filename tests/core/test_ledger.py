@@ -11,17 +11,21 @@ import pytest
 from idemactor.core import ledger as ledger_module
 from idemactor.core.census import Census
 from idemactor.core.commands import Accept, Command, Commit, Doubt, Extend, Forget, Get, Release, Reserve
+from idemactor.core.delivery import OMITTED, NewEvent
 from idemactor.core.fingerprint import CALLER_RULE, Fingerprint
 from idemactor.core.keys import Identity
 from idemactor.core.ledger import CACHE_BYTES_MAX, Ledger, Work, visible
 from idemactor.core.policy import OnDoubt, OnLeaseExpiry, Policy
 from idemactor.core.record import Entry, Outcome, State
 from idemactor.core.replies import (
+    Forgotten,
     InFlight,
+    NothingToForget,
     QuotaExceeded,
     Reply,
     Reserved,
     Stale,
+    Unsettled,
 )
 from idemactor.core.tally import Tally, TallyKey
 from tests.core.situations import DONE, KEY, LEASE_MS, START, TTL_MS, UNRESOLVED_MS, settings
@@ -591,6 +595,40 @@ def test_incidents_are_counted_once_and_counted_out() -> None:
     assert desk.ask(("late", Commit(KEY, 2)), ("late", Commit(KEY, 2))) == [("late", Stale(None))] * 2
     assert len(desk.work.incidents) == 1
     assert desk.tallies[OWNER] == Tally(records=1, incidents=1)
+
+
+# --------------------------------------------------------------------------------------------------------- forgetting
+
+
+def test_a_forgotten_key_leaves_its_proofs_and_announcements_empty() -> None:
+    desk = Desk()
+    desk.ledger.outbox.recalled = True
+    desk.one(Reserve(KEY, "a"))
+    desk.now += LEASE_MS
+    desk.one(Reserve(KEY, "b"))
+    event = NewEvent("text/plain", b"secret")
+    late, done, forget = Commit(KEY, 1, DONE), Commit(KEY, 2, DONE, events=(event,)), Forget(KEY)
+    # All of it in one batch: what is new is emptied before it is written.
+    desk.ask(("late", late), ("done", done), ("operator", forget))
+    assert desk.work.emptied == [KEY]
+    assert [each.outcome for each in desk.work.incidents] == [Outcome(DONE.status, omitted=True)]
+    assert [(each.content.body, each.content.headers) for each in desk.work.events] == [(b"", (OMITTED,))]
+    # Nor does it take a record: an incident outlives that.
+    assert desk.one(forget) == NothingToForget()
+    assert desk.work.emptied == [KEY]
+
+
+def test_what_is_refused_or_has_left_nothing_empties_nothing() -> None:
+    desk = Desk()
+    desk.ledger.outbox.recalled = True
+    desk.one(Reserve(KEY, "a"))
+    desk.one(Commit(KEY, 1, DONE))
+    assert desk.one(Forget(KEY)) == Forgotten()
+    assert desk.work.emptied == []
+    desk.one(Reserve(KEY, "b"))
+    desk.ledger.tallies[OWNER].incidents = 1
+    assert desk.one(Forget(KEY)) == Unsettled()
+    assert desk.work.emptied == []
 
 
 # --------------------------------------------------------------------------------------------------------- listings

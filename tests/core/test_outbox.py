@@ -155,7 +155,7 @@ class Against(RuleBasedStateMachine):
     @invariant()
     def it_counts(self) -> None:
         assert len(self.outbox) == len(self.plain)
-        counted = {key: (entries) for key, entries, _ in self.outbox.counts()}
+        counted = {key: (entries) for key, entries, _ in self.outbox.counts(0)}
         assert counted == {q: n for q in QUEUES if (n := sum(each.queue == q for each in self.plain))}
         for tenant in ("acme", "zeta"):
             has = any(each.queue == (tenant, "trade", Kind.INTENT) for each in self.plain)
@@ -240,3 +240,22 @@ def test_what_comes_back_meets_what_was_left_of_it() -> None:
     outbox.remove(Kind.INTENT, 2)
     outbox.add(QUEUE, 2, 2, START, None)
     assert ids(outbox.due(QUEUE, START)) == [1, 2, 3]
+
+
+def test_the_one_that_waits_longest_is_wanted_since_its_time_came() -> None:
+    outbox, key = Outbox(), ("acme", "trade", Kind.INTENT)
+    assert list(outbox.counts(1_000)) == []
+    for number, (at_ms, not_before) in enumerate([(100, 5_000), (200, 700), (300, 0), (400, 0), (500, 350)]):
+        outbox.add(key, number, at_ms * 1_000, at_ms, None, not_before=not_before)
+    assert list(outbox.counts(600)) == [(key, 5, 300)]
+    outbox.remove(Kind.INTENT, 2)
+    assert list(outbox.counts(600)) == [(key, 4, 400)]
+    for number in (3, 4):
+        outbox.remove(Kind.INTENT, number)
+    assert list(outbox.counts(600)) == [(key, 2, None)]
+    assert list(outbox.counts(800)) == [(key, 2, 700)]
+    # Put off or not, it has waited since then.
+    outbox.change(Kind.INTENT, 1, 9_000)
+    assert list(outbox.counts(8_000)) == [(key, 2, 700)]
+    assert outbox.oldest(key, 1) == [0]
+    assert outbox.oldest(("acme", "pay", Kind.INTENT), 5) == []

@@ -129,6 +129,14 @@ async def alarms_cannot_be_read(patient: Patient) -> None:
             await patient.post("reserve", key=f"k{number}", lease_ms=30_000)
 
 
+async def undelivered(patient: Patient) -> None:
+    """Nobody fetches it; what is to be sent later is none of that."""
+    if patient.minute == 0:
+        later = patient.rig.context.now_ms() + 86_400_000
+        await patient.post("dispatch", namespace="trade", key="later", intent={"body": "x"}, not_before=later)
+        await patient.post("dispatch", namespace="default", key="k", intent={"body": "x"})
+
+
 async def in_doubt(patient: Patient) -> None:
     if patient.minute == 0:
         await patient.post("reserve", namespace="hold", key="k")
@@ -180,6 +188,7 @@ CONDITIONS: Final[dict[str, Condition]] = {
     "IdemactorOverloaded": overloaded,
     "IdemactorAlarmBacklog": alarms_cannot_be_read,
     "IdemactorInDoubtOld": in_doubt,
+    "IdemactorUndeliveredOld": undelivered,
     "IdemactorPendingOld": long_work,
     "IdemactorIncidents": stale_commit,
     "IdemactorQuotaReached": full,
@@ -219,6 +228,9 @@ async def test_an_alert_fires_when_it_is_so(
     monkeypatch.setattr(os, "statvfs", lambda _: nearly)
     watcher = await watch(autojump_clock, CONDITIONS[alert])
     assert watcher.firing(alert), watcher.last(alert)
+    # Nothing but what is wrong: what is in "trade" for tomorrow is not undelivered.
+    if alert == "IdemactorUndeliveredOld":
+        assert {dict(labels)["namespace"] for labels in watcher.firing(alert)} == {"default"}
 
 
 async def test_a_healthy_server_is_left_alone(autojump_clock: MockClock) -> None:
@@ -281,6 +293,8 @@ def test_commands_of_a_page_exist(page: Path) -> None:
 async def test_metrics_of_the_pages_exist(autojump_clock: MockClock) -> None:
     watcher = await watch(autojump_clock, in_doubt)
     told = watcher.names | {"idemactor_worker_up", "idemactor_journal_bytes", "idemactor_disk_free_bytes"}
+    # Only where something waits to be delivered: see its alert.
+    told |= {"idemactor_oldest_undelivered_age_seconds", "idemactor_outbox_entries"}
     for page in pages():
         for name in re.findall(r"`(idemactor_[a-z_]+)`", page.read_text()):
             assert any(name in (one, one.rpartition("_")[0]) for one in told), f"{page.name}: {name}"

@@ -81,6 +81,7 @@ CALLS: Final = [
     Call("ANY", "/v1/{}/verdict", headers=GATEWAY),
     Call("POST", "/v1/batch", members={"ops": [{"op": "get", "namespace": "default", "key": "done"}]}),
     Call("GET", "/v1/shards"),
+    Call("GET", "/v1/stuck", "operator"),
     Call("GET", "/livez", None),
     Call("GET", "/readyz", None),
     Call("GET", "/openapi.json", None),
@@ -98,6 +99,7 @@ RPC: Final[dict[str, tuple[str | None, dict[str, Any]]]] = {
     "acknowledge": ("operator", {"namespace": "{}", "id": "0-1"}),
     "batch": ("caller", {"ops": [{"op": "get", "namespace": "default", "key": "done"}]}),
     "shards": ("caller", {}),
+    "stuck": ("operator", {}),
     "ping": (None, {}),
     "auth": (None, {"token": "nobody"}),
 }

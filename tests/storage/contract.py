@@ -357,6 +357,24 @@ class EngineContract:
         assert await engine.load_events([1, 2, 3, 4]) == {1: first, 3: event(3)}
         assert [each.seq for each in await engine.outbox(0, 1_000)] == [1, 3]
 
+    async def test_what_is_emptied_stays_and_holds_nothing(self, disk: Disk, engine: Engine) -> None:
+        late = Outcome(201, (("content-type", "x"),), b"secret")
+        mine, other = event(1, headers=(("a", "b"),), order_key="line"), event(2, name("other"))
+        await put(engine, incidents=[incident(1, outcome=late), incident(2, "other", outcome=late), incident(3)])
+        await put(engine, events=[mine, other])
+        before = await engine.list_incidents("default", "trade", 0, 10)
+        again, newer = event(3), incident(4, outcome=late)
+        await put(engine, emptied=[name("k")], events=[again], incidents=[newer])
+        await engine.close()
+        engine = disk.engine()
+        await engine.open()
+        assert await engine.load_events([1, 2, 3]) == {1: mine.emptied(), 2: other, 3: again}
+        after = await engine.list_incidents("default", "trade", 0, 10)
+        assert [each.id for each in after[:3]] == [each.id for each in before]
+        outcomes = [each.incident.outcome for each in after]
+        assert outcomes == [Outcome(201, omitted=True), late, None, late]
+        assert [each.order_key for each in await engine.outbox(0, 10)] == ["line", None, None]
+
     async def test_the_oldest_pending_is_pending_or_lapsed(self, engine: Engine) -> None:
         await put(
             engine,

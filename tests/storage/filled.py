@@ -103,12 +103,24 @@ class Filler:
         for _ in range(count):
             await self.turn()
 
+    def _empty(self, batch: Batch, after: Content) -> None:
+        """Somebody forgets keys that have left events and incidents."""
+        held = {each.identity for each in after.events.values()}
+        held |= {each.identity for each in after.incidents.values()}
+        batch.emptied.extend(self.rng.sample(sorted(held), min(len(held), self.rng.choice((0, 0, 0, 1)))))
+        gone = set(batch.emptied)
+        after.events.update((which, each.emptied()) for which, each in after.events.items() if each.identity in gone)
+        after.incidents.update(
+            (which, each.emptied()) for which, each in after.incidents.items() if each.identity in gone
+        )
+
     async def turn(self) -> None:
         shard = self.rng.randrange(self.shards)
         content = self.contents[shard]
         self.now += self.rng.randrange(20)
         after = Content(dict(content.wholes), dict(content.events), dict(content.incidents))
         batch = Batch(self.now, self.tokens[shard])
+        self._empty(batch, after)
         for identity in {self._identity(shard) for _ in range(self.rng.randrange(1, 6))}:
             self._change(batch, after, shard, identity)
         self._events(batch, after, shard)

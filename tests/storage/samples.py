@@ -169,6 +169,7 @@ class Writer:
                 batch.puts.append(entry(rng, old.id, old.identity, self.token, self.now))
         for _ in range(rng.randrange(6)):
             self._put_new(batch)
+        self._emptied(batch)
         self._deliveries(batch)
         self._events(batch)
         self._incidents(batch)
@@ -198,6 +199,12 @@ class Writer:
                 batch.intents[put.id] = intent(self.rng)
             if before and (not after or (put.id in batch.intents and self.rng.random() < 0.5)):
                 batch.undelivered.append(put.id)
+
+    def _emptied(self, batch: Batch) -> None:
+        """Keys that are forgotten, of those that have left anything."""
+        held = {each.identity for each in self.disk.events.values()}
+        held |= {each.incident.identity for each in self.disk.incidents.values()}
+        batch.emptied.extend(self.rng.sample(sorted(held), min(len(held), self.rng.choice((0, 0, 1, 2)))))
 
     def _events(self, batch: Batch) -> None:
         rng, disk = self.rng, self.disk

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from random import Random
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +48,8 @@ def check_outbox(writer: Writer, overlay: Overlay, behind: MemoryDisk) -> None:
     intents, unknown = overlay.look_up_intents(ids)
     assert intents | {i: behind.intents[i] for i in unknown if i in behind.intents} == writer.disk.intents
     events, unknown = overlay.look_up_events(seqs)
-    assert events | {i: behind.events[i] for i in unknown if i in behind.events} == writer.disk.events
+    below = {i: behind.events[i] for i in unknown if i in behind.events}
+    assert events | overlay.emptied(below) == writer.disk.events
 
 
 @settings(max_examples=150, deadline=None)
@@ -210,7 +212,7 @@ def test_a_batch_comes_back_from_its_bytes(seed: int) -> None:
         assert (there.puts, there.incidents, there.acknowledged) == (batch.puts, batch.incidents, batch.acknowledged)
         assert (there.tallies, there.now_ms, there.last_token) == (batch.tallies, batch.now_ms, batch.last_token)
         assert (there.intents, there.undelivered) == (batch.intents, batch.undelivered)
-        assert (there.events, there.acked) == (batch.events, batch.acked)
+        assert (there.events, there.acked, there.emptied) == (batch.events, batch.acked, batch.emptied)
         assert [(e.id, e.identity) for e in there.deletes] == [(e.id, e.identity) for e in batch.deletes]
 
 
@@ -231,9 +233,16 @@ def test_every_byte_that_is_cut_off_is_noticed() -> None:
             decode(body[:size])
 
 
+def test_bytes_of_before_anything_could_be_emptied_are_read() -> None:
+    batch = Batch(NOW, 1, puts=[committed(1, name("k"))], events=[event(1)])
+    content = msgpack.unpackb(encode(batch))
+    assert content[0] == 3
+    assert decode(msgpack.packb([2, *content[1:-1]])) == decode(encode(batch))
+
+
 def test_bytes_of_another_release_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(journal_rows, "_VERSION", 3)
+        patched.setattr(journal_rows, "_VERSION", 4)
         body = encode(Batch(NOW, 1))
-    with pytest.raises(StorageError, match="format 3; start the release"):
+    with pytest.raises(StorageError, match="format 4; start the release"):
         decode(body)

@@ -19,7 +19,16 @@ from tests.system.process import Server, assert_calm
 
 HTTP_ASKED: Final = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 RPC_ASKED: Final = frame(1, "ping", {})
-DOORS: Final = ("http", "rpc")
+DOORS: Final = ("http", "rpc", "gateway")
+ROUTE: Final = """
+[gateway]
+bind = ["127.0.0.1:0"]
+[[gateway.routes]]
+prefix = "/orders"
+upstream = "http://127.0.0.1:9"
+namespace = "default"
+"""
+"""Nothing is asked for below it: where there is no route the proxy itself says so."""
 
 
 class Pki:
@@ -65,19 +74,26 @@ def serving(
     request: pytest.FixtureRequest, pki: Pki, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, bool]]:
     mutual: bool = request.param
-    config = "".join(pki.toml(door, mutual=mutual) for door in DOORS) + "[namespaces.default]\n"
+    config = "".join(pki.toml(door, mutual=mutual) for door in DOORS[:2]) + "[namespaces.default]\n"
+    config += ROUTE.replace("[gateway]\n", pki.toml("gateway", mutual=mutual))
     with Server(tmp_path_factory.mktemp("tls"), config) as server:
         yield server, mutual
         assert server.alive
         assert_calm(server)
 
 
+def address_of(server: Server, door: str) -> str:
+    return server.addresses(door)[0]
+
+
 def ask(server: Server, door: str, context: ssl.SSLContext, name: str = "localhost") -> bool:
     """Whether a door answers. Raises: OSError: It does not, or its certificate is not trusted."""
-    address = server.http if door == "http" else server.rpc
+    address = address_of(server, door)
     with connect(address) as plain, context.wrap_socket(plain, server_hostname=name) as sock:
-        sock.sendall(HTTP_ASKED if door == "http" else RPC_ASKED)
+        sock.sendall(RPC_ASKED if door == "rpc" else HTTP_ASKED)
         said = sock.recv(65_536)
+    if door == "gateway":
+        return said.startswith(b"HTTP/1.1 404")
     if door == "http":
         return said.startswith(b"HTTP/1.1 200")
     return bool(said) and msgpack.unpackb(said) == [1, 1, None, {"result": "pong"}]
@@ -133,7 +149,7 @@ def test_noise_and_silence_during_the_handshake_cost_nobody_else(
     serving: tuple[Server, bool], door: str, pki: Pki
 ) -> None:
     server, _ = serving
-    address = server.http if door == "http" else server.rpc
+    address = address_of(server, door)
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(connect(address)) for _ in range(50)]
         for sock in silent[::2]:

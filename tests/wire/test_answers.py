@@ -22,6 +22,7 @@ from idemactor.core.queries import (
     Noted,
     OperationAt,
     RecordsPage,
+    StuckPage,
     Taken,
 )
 from idemactor.core.record import State
@@ -63,6 +64,7 @@ from tests.wire.samples import COMMITTED, COMMITTED_MEMBERS, GET, INCIDENT, OPER
 PAGES = (
     RecordsPage((), None),
     IncidentsPage((), None),
+    StuckPage((), (), (), False),
     Inspected((), None, 0, 0),
     Claimed(7, 1, 20),
     NotDue(),

@@ -56,8 +56,8 @@ def route(op: str) -> tuple[str, str]:
         return "/v1/{namespace}/incidents/{id}/acknowledge", "post"
     if op in ("records", "incidents", "policy"):
         return f"/v1/{{namespace}}/{op}", "get"
-    if op == "shards":
-        return "/v1/shards", "get"
+    if op in ("shards", "stuck"):
+        return f"/v1/{op}", "get"
     return "/v1/batch" if op == "batch" else f"/v1/{{namespace}}/{op}", "post"
 
 
@@ -97,7 +97,7 @@ def test_every_path_is_there() -> None:
     assert found == {
         *(route(op) for op in COMMAND_OPS),
         *(route(op) for op in ("operation", "cancel", *OUTBOX)),
-        *(route(op) for op in ("records", "incidents", "acknowledge", "policy", "batch", "key", "shards")),
+        *(route(op) for op in ("records", "incidents", "acknowledge", "policy", "batch", "key", "shards", "stuck")),
         *((f"/v1/{{namespace}}/{name}", method) for name in ("authorize", "verdict") for method in METHODS),
         *((f"/{name}", "get") for name in ("livez", "readyz", "metrics", "openapi.json")),
     }
