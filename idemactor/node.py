@@ -61,9 +61,10 @@ from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import Told, told_to_stop
-from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
+from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
+from idemactor.shard.company import Company
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, lost_namespaces, open_engines, settle_journals, with_remains
@@ -182,10 +183,10 @@ async def _serve(
         async with open_engines(directory, durability, keys=keys) as engines:
             clock = Clock(first_ms(config, [opened for _, opened in engines]), boottime_s)
             await check_settings(config, engines, clock.now_ms())
-            bell = Bell()
+            bell, company = Bell(), Company()
             metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
-            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell, telemetry)
-            router = Router(shards, observer)
+            shards = make_shards(config, dict(enumerate(engines)), clock, observer, Census(), bell, company, telemetry)
+            router = Router(shards, observer, company)
             bell.on_moved = router.lines_moved
             context = make_context(config, router, observer, metrics, clock, bell)
             context.tracing = telemetry
@@ -371,17 +372,19 @@ def make_shards(
     observer: Observer,
     census: Census,
     bell: Bell,
+    company: Company,
     tracer: TurnTracer | None = None,
     worker: int = 0,
 ) -> list[Shard]:
     """The shards of this process, which is that ``worker`` of the server; ``engines`` by their numbers."""
     entropy, broom = system_entropy(), Broom()
     sequencer = Sequencer(clock.now_us, worker, config.server.workers)
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(engines)))
+    shared_max = max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // len(engines))
+    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, shared_batch_max=shared_max)
     policies = with_remains(config.namespaces)
     return [
         Shard(
-            number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer, tracer
+            number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer, tracer, company
         )
         for number, (engine, opened) in engines.items()
     ]
@@ -401,17 +404,6 @@ def audit_of(config: ServerConfig) -> Audit:
 def keyring_of(config: ServerConfig) -> Keyring | None:
     """The keys that seal what callers store. Raises: StartError: the package for it is not there."""
     return Keyring(config.server.encryption_keys) if config.server.encryption_keys else None
-
-
-def batch_max(config: ServerConfig, shards: int) -> int:
-    """The most commands that a shard decides at a time.
-
-    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
-    turn of another's commands.
-    """
-    if len({token.tenant for token in config.tokens}) < 2:
-        return BATCH_COMMANDS_MAX
-    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:

@@ -53,6 +53,7 @@ from idemactor.shard.alarm_clock import AlarmClock
 from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
+from idemactor.shard.company import Company
 from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
 from idemactor.shard.tracing import TurnTrace, TurnTracer
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
@@ -79,11 +80,17 @@ _MS_PER_S: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """What a shard is told: limits in commands, times in milliseconds."""
+    """What a shard is told: limits in commands, times in milliseconds.
+
+    Attributes:
+        batch_max: Of a turn.
+        shared_batch_max: The same while several tenants are served: nobody overtakes a turn.
+    """
 
     mailbox_max: int = limits.MAILBOX_COMMANDS_MIN
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     batch_max: int = BATCH_COMMANDS_MAX
+    shared_batch_max: int = BATCH_COMMANDS_MAX
 
 
 class _BatchFailed(StorageError):
@@ -125,6 +132,7 @@ class Shard:
         bell: Rung for those who wait for the outbox; shared by all shards; None: nobody does.
         sequencer: Gives places in line; shared by the shards of a process; None: it has one of its own.
         tracer: Is told of the turns; None: nobody traces.
+        company: Says whether several tenants are served; None: there is only one.
     """
 
     def __init__(
@@ -142,6 +150,7 @@ class Shard:
         bell: Bell | None = None,
         sequencer: Sequencer | None = None,
         tracer: TurnTracer | None = None,
+        company: Company | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
@@ -155,6 +164,7 @@ class Shard:
         self._tracer = tracer
         self._settings = settings
         self._bell = bell or Bell()
+        self._company = company or Company()
         self._sequencer = sequencer or Sequencer(clock.now_us)
         self._mailbox = Mailbox(settings.mailbox_max)
         self._last_token = 0
@@ -259,7 +269,9 @@ class Shard:
         return times
 
     async def _turn(self) -> None:
-        turn = _Turn(self._clock.now_ms(), self._mailbox.take(self._settings.batch_max))
+        settings = self._settings
+        limit = settings.shared_batch_max if self._company.shared else settings.batch_max
+        turn = _Turn(self._clock.now_ms(), self._mailbox.take(limit))
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return

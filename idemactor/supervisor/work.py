@@ -41,6 +41,7 @@ from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import Shard
 from idemactor.shard.bell import Bell
+from idemactor.shard.company import Company
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import open_engines, settle_journals
 from idemactor.storage.directory import DataDirectory
@@ -165,16 +166,16 @@ async def _work_until(
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, LogObserver())
         clock = given.epoch.clock(max(opened.latest_ms for _, opened in engines))
-        bell = Bell()
+        bell, company = Bell(), Company()
         given_engines = dict(zip(mine, engines, strict=True))
-        shards = make_shards(given.config, given_engines, clock, observer, census, bell, telemetry, worker)
+        shards = make_shards(given.config, given_engines, clock, observer, census, bell, company, telemetry, worker)
         peers = {
             number: Peer(worker, number, census, metrics.counted, bell, telemetry)
             for number in range(given.config.server.workers)
             if number != worker
         }
-        router = Router(_places(given, shards, peers), observer)
-        lane = Lane(router.route)
+        router = Router(_places(given, shards, peers), observer, company)
+        lane = Lane(router.route, company)
         mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
         bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
         context = make_context(given.config, router, observer, metrics, clock, bell)
