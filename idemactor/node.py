@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,10 +88,15 @@ DESCRIPTORS_KEPT: Final = 64
 DESCRIPTORS_PER_SHARD: Final = 5
 """A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
 
-GC_THRESHOLDS: Final = (100_000, 50, 100)
-"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
+GC_THRESHOLDS: Final = (2_000, 2_500, 100)
+"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next. The first is
+how much is looked at in one go, which is a pause for everybody: a millisecond, where 100,000 were 50."""
 
-SHARED_COMMANDS_MAX: Final = 96
+SWITCH_S: Final = 0.0005
+"""How long the loop may keep Python to itself while a thread waits for it, seconds. What runs in threads waits for the
+disk and needs Python for microseconds in between, each time with a shard waiting behind it; the default is 5 ms."""
+
+SHARED_COMMANDS_MAX: Final = 32
 """The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
 SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""
@@ -291,6 +297,7 @@ async def serve_doors(
             await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
         await doors.start(office.run)
         _spare_the_collector()
+        sys.setswitchinterval(SWITCH_S)
         life.told.started()
         life.announce(ready_line(http, rpc, gateway))
         logs.log_event(_log, logging.INFO, "ready")
@@ -380,11 +387,29 @@ def make_shards(
     entropy, broom = system_entropy(), Broom()
     sequencer = Sequencer(clock.now_us, worker, config.server.workers)
     shared_max = max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // len(engines))
-    settings = ShardSettings(config.server.mailbox_max, config.server.evict_after_ms, shared_batch_max=shared_max)
+    settings = ShardSettings(
+        mailbox_max=config.server.mailbox_max,
+        queue_ms=config.server.queue_ms,
+        evict_after_ms=config.server.evict_after_ms,
+        shared_batch_max=shared_max,
+    )
     policies = with_remains(config.namespaces)
     return [
         Shard(
-            number, engine, policies, census, clock, entropy, observer, settings, opened, broom, bell, sequencer, tracer, company
+            number,
+            engine,
+            policies,
+            census,
+            clock,
+            entropy,
+            observer,
+            settings,
+            opened,
+            broom,
+            bell,
+            sequencer,
+            tracer,
+            company,
         )
         for number, (engine, opened) in engines.items()
     ]

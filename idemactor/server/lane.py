@@ -13,7 +13,7 @@ import math
 import os
 import select
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Protocol
 
 import trio
@@ -33,15 +33,17 @@ LOOK_EVENTS: Final = 1_024
 then."""
 
 LOOK_MS_MAX: Final = 5
-SHARED_LOOK_MS_MAX: Final = 2
+SHARED_LOOK_MS_MAX: Final = 1
 """When a look ends though more could be read, milliseconds: shards and other tasks have their turn too. The second,
 while several tenants are served."""
 
-REST: Final = 4
-"""How many times as long as a look a tenant is not read from whose commands found no more room in it: what is read then
-is only refused, and those that were taken before are to be carried out meanwhile."""
+REST: Final = 24
+"""How many times as long a tenant is not read from as was spent on commands of its that found no room: they were only
+read to be refused, and those that were taken before are to be carried out meanwhile."""
 
 _MS_PER_S: Final = 1_000
+
+_NOBODY: Final[Mapping[str, float]] = {}
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +95,9 @@ class Lane:
         company: Says whether several tenants are served; None: there is only one.
     """
 
-    def __init__(self, route: Callable[[Sequence[Envelope]], Collection[str]], company: Company | None = None) -> None:
+    def __init__(
+        self, route: Callable[[Sequence[Envelope]], Mapping[str, int]], company: Company | None = None
+    ) -> None:
         self._route = route
         self._company = company or Company()
         self._epoll = select.epoll()
@@ -115,8 +119,8 @@ class Lane:
                 await self._wait()
                 started = time.monotonic()
                 refused = self._look(started)
-                if refused:
-                    self._rest(refused, REST * (time.monotonic() - started))
+                for tenant, share in refused.items():
+                    self._rest(tenant, REST * share * (time.monotonic() - started))
         finally:
             # Connections may end later than the lane; there is nothing left for them to leave.
             for line in self._lines.values():
@@ -186,16 +190,14 @@ class Lane:
         # Which takes it out of the other one, too.
         line.epoll.close()
 
-    def _rest(self, tenants: Collection[str], seconds: float) -> None:
-        """Leave alone whose commands found no room."""
-        until = trio.current_time() + seconds
-        for tenant in tenants:
-            line = self._lines.get(tenant)
-            if line is not None and line not in self._resting:
-                line.rests_until = until
-                self._epoll.modify(line.epoll.fileno(), 0)
-                self._ready.pop(tenant, None)
-                self._resting.append(line)
+    def _rest(self, tenant: str, seconds: float) -> None:
+        """Leave somebody alone whose commands found no room."""
+        line = self._lines.get(tenant)
+        if line is not None and line not in self._resting:
+            line.rests_until = trio.current_time() + seconds
+            self._epoll.modify(line.epoll.fileno(), 0)
+            self._ready.pop(tenant, None)
+            self._resting.append(line)
 
     async def _wait(self) -> None:
         """Until there is something to read of somebody who does not rest."""
@@ -211,8 +213,12 @@ class Lane:
 
     # ----------------------------------------------------------------------------------------------------------- looks
 
-    def _look(self, started: float) -> Collection[str]:
-        """Read what there is to read, within limits; returns whose commands found no room."""
+    def _look(self, started: float) -> Mapping[str, float]:
+        """Read what there is to read, within limits.
+
+        Returns:
+            Whose commands found no room, and what share of all that was read those are.
+        """
         self._looking = True
         shared = self._company.shared
         self._read_bytes = SHARED_READ_BYTES if shared else READ_BYTES
@@ -226,15 +232,16 @@ class Lane:
         self._looking = False
         if self._collected:
             collected, self._collected = self._collected, []
-            return self._route(collected)
-        return ()
+            return {tenant: count / len(collected) for tenant, count in self._route(collected).items()}
+        return _NOBODY
 
     def _line_up(self) -> bool:
         """See who has something to read; whether there may be more of them."""
         more = False
         for fd, _ in self._epoll.poll(0):
             line = self._by_epoll[fd]
-            more = line.poll() or more
+            if not line.ready:
+                more = line.poll() or more
             self._ready.setdefault(line.tenant, line)
         return more
 

@@ -45,7 +45,7 @@ from idemactor.core.queries import (
     Taken,
 )
 from idemactor.core.record import Entry
-from idemactor.core.replies import Reply, Unavailable
+from idemactor.core.replies import Overloaded, Reply, Unavailable
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard import lookups, taking
@@ -54,12 +54,18 @@ from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.company import Company
-from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Mailbox, Sink
 from idemactor.shard.tracing import TurnTrace, TurnTracer
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
 BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
+
+SHARED_SYNC_MS: Final = 1
+SHARED_SYNCS_MAX: Final = 5
+"""While several tenants are served nobody may wait for a large turn of another's commands. But each turn waits for a
+sync: for each millisecond of the latest one a turn takes as many commands again, up to so many times as many, and so
+is about as long as what it waits for anyway."""
 
 SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
@@ -84,10 +90,12 @@ class ShardSettings:
 
     Attributes:
         batch_max: Of a turn.
-        shared_batch_max: The same while several tenants are served: nobody overtakes a turn.
+        shared_batch_max: The same while several tenants are served, on a disk that takes no time.
+        queue_ms: How long a command may wait behind others of its tenant.
     """
 
     mailbox_max: int = limits.MAILBOX_COMMANDS_MIN
+    queue_ms: int = limits.QUEUE_MS_DEFAULT
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     batch_max: int = BATCH_COMMANDS_MAX
     shared_batch_max: int = BATCH_COMMANDS_MAX
@@ -166,7 +174,7 @@ class Shard:
         self._bell = bell or Bell()
         self._company = company or Company()
         self._sequencer = sequencer or Sequencer(clock.now_us)
-        self._mailbox = Mailbox(settings.mailbox_max)
+        self._mailbox = Mailbox(settings.mailbox_max, settings.queue_ms)
         self._last_token = 0
         self._ledger: Ledger[Envelope] | None = self._read(opened)
         self._alarms = AlarmClock(number, engine, observer, broom or Broom(), self._mailbox.ring)
@@ -269,9 +277,11 @@ class Shard:
         return times
 
     async def _turn(self) -> None:
-        settings = self._settings
-        limit = settings.shared_batch_max if self._company.shared else settings.batch_max
-        turn = _Turn(self._clock.now_ms(), self._mailbox.take(limit))
+        late = self._mailbox.take_late()
+        if late:
+            self._observer.overloaded(len(late))
+            self._hand_out((envelope, Overloaded(OVERLOADED_RETRY_MS)) for envelope in late)
+        turn = _Turn(self._clock.now_ms(), self._mailbox.take(self._batch_max()))
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
@@ -293,6 +303,13 @@ class Shard:
             self._hand_out(answers)
             self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
+
+    def _batch_max(self) -> int:
+        """The most commands of this turn."""
+        if not self._company.shared:
+            return self._settings.batch_max
+        syncs = min(1 + int(self._engine.last_sync_s * _MS_PER_S / SHARED_SYNC_MS), SHARED_SYNCS_MAX)
+        return min(self._settings.shared_batch_max * syncs, self._settings.batch_max)
 
     async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
         """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""

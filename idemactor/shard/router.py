@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import trio
@@ -14,10 +14,7 @@ from idemactor.core.queries import Moved, Query, Turn
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
 from idemactor.shard.company import Company
-from idemactor.shard.mailbox import Answer, Envelope, Sink
-
-OVERLOADED_RETRY_MS: Final = 1_000
-"""When a caller may try again that found a mailbox full, or the server shutting down."""
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Sink
 
 
 class _Nobody:
@@ -82,18 +79,18 @@ class Router:
         self._closing = False
         self._settling_only = False
 
-    def route(self, envelopes: Sequence[Envelope]) -> Collection[str]:
+    def route(self, envelopes: Sequence[Envelope]) -> Mapping[str, int]:
         """Send commands to their shards, in order. What finds no room is answered ``overloaded`` before this returns.
 
         Commands of one key end up in one mailbox in the order in which they were given. A query goes nowhere by
         itself: see ``ask``.
 
         Returns:
-            The tenants some of whose commands found no room.
+            How many found no room, by tenant.
         """
         if self._closing:
             self._overloaded(envelopes)
-            return ()
+            return {}
         count, company = len(self.shards), self.company
         by_shard: dict[int, list[Envelope]] = {}
         for envelope in envelopes:
@@ -106,9 +103,11 @@ class Router:
                 continue
             shard = shard_of(identity_hash(command.identity), count)
             by_shard.setdefault(shard, []).append(envelope)
-        refused: set[str] = set()
+        refused: dict[str, int] = {}
         for shard, batch in by_shard.items():
-            refused.update(_tenant_of(envelope) for envelope in self._submit(shard, batch))
+            for envelope in self._submit(shard, batch):
+                tenant = _tenant_of(envelope)
+                refused[tenant] = refused.get(tenant, 0) + 1
         return refused
 
     def ask(self, shard: int, envelope: Envelope) -> None:

@@ -10,8 +10,7 @@ from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Inspect, Inspected, ListIncidents
 from idemactor.core.replies import Committed, Completed, InFlight, Overloaded, Released, Reserved
 from idemactor.shard.actor import ShardSettings
-from idemactor.shard.mailbox import Answer, Envelope
-from idemactor.shard.router import OVERLOADED_RETRY_MS
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope
 from idemactor.storage.memory import MemoryDisk
 from tests.shard.harness import Call, commit, identity, key_in, on_mock_time, reserve, running, slow
 
