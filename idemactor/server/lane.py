@@ -28,6 +28,12 @@ SHARED_READ_BYTES: Final = 2_048
 """The same while several tenants are served: what one read brought is worked off before anybody else is read, and this
 much takes about a millisecond."""
 
+OVERLOADED_READ_BYTES: Final = 512
+"""The same of a tenant that had to rest within the last ``OVERLOADED_S``. Of hundreds of connections each has more to
+say than it is heard for: the less of each is heard, the sooner it is the turn of one that says little."""
+
+OVERLOADED_S: Final = 1.0
+
 LOOK_EVENTS: Final = 1_024
 """How many connections of a tenant that are ready are told of at a time; those that are not among them come first
 then."""
@@ -110,6 +116,7 @@ class Lane:
         self._ready: dict[str, _Line] = {}
         self._resting: list[_Line] = []
         self._read_bytes = READ_BYTES
+        self._overloaded_after = -math.inf
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled."""
@@ -222,6 +229,7 @@ class Lane:
         self._looking = True
         shared = self._company.shared
         self._read_bytes = SHARED_READ_BYTES if shared else READ_BYTES
+        self._overloaded_after = trio.current_time() - OVERLOADED_S
         until = started + (SHARED_LOOK_MS_MAX if shared else LOOK_MS_MAX) / _MS_PER_S
         more = True
         while more and time.monotonic() < until:
@@ -262,11 +270,13 @@ class Lane:
             line.epoll.modify(fd, 0)
             reader.left()
         else:
-            self._read(fd, reader)
+            self._read(
+                fd, reader, OVERLOADED_READ_BYTES if line.rests_until > self._overloaded_after else self._read_bytes
+            )
 
-    def _read(self, fd: int, reader: Reader) -> None:
+    def _read(self, fd: int, reader: Reader, size: int) -> None:
         try:
-            data = os.read(fd, self._read_bytes)
+            data = os.read(fd, size)
         except BlockingIOError:
             return
         except OSError:

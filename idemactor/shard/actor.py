@@ -61,11 +61,11 @@ from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
 
-SHARED_SYNC_MS: Final = 1
-SHARED_SYNCS_MAX: Final = 5
-"""While several tenants are served nobody may wait for a large turn of another's commands. But each turn waits for a
-sync: for each millisecond of the latest one a turn takes as many commands again, up to so many times as many, and so
-is about as long as what it waits for anyway."""
+SHARED_WRITE_MS: Final = 2
+SHARED_WRITES_MAX: Final = 5
+"""While several tenants are served nobody may wait for a large turn of another's commands. But each turn waits until it
+is written: for every so many milliseconds of the latest one's wait it takes as many commands again, up to so many times
+as many, and so is about as long as what it waits for anyway."""
 
 SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
@@ -173,6 +173,7 @@ class Shard:
         self._settings = settings
         self._bell = bell or Bell()
         self._company = company or Company()
+        self._write_s = 0.0
         self._sequencer = sequencer or Sequencer(clock.now_us)
         self._mailbox = Mailbox(settings.mailbox_max, settings.queue_ms)
         self._last_token = 0
@@ -308,8 +309,8 @@ class Shard:
         """The most commands of this turn."""
         if not self._company.shared:
             return self._settings.batch_max
-        syncs = min(1 + int(self._engine.last_sync_s * _MS_PER_S / SHARED_SYNC_MS), SHARED_SYNCS_MAX)
-        return min(self._settings.shared_batch_max * syncs, self._settings.batch_max)
+        writes = min(1 + int(self._write_s * _MS_PER_S / SHARED_WRITE_MS), SHARED_WRITES_MAX)
+        return min(self._settings.shared_batch_max * writes, self._settings.batch_max)
 
     async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
         """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
@@ -415,7 +416,7 @@ class Shard:
         if turn.trace is not None:
             turn.trace.written(len(turn.envelopes), None if batch.empty else self._engine.last_sync_s)
         if not batch.empty:
-            seconds = time.perf_counter() - started
+            seconds = self._write_s = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
             self._alarms.note(work)
         if turn.due:

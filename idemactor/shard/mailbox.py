@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -143,7 +143,7 @@ class _Overload:
         self.taken += taken
         passed = now - self.since
         if passed >= queue_s * MEASURED_SHARE:
-            self.bound = max(BOUND_MIN, min(size_max, int(self.taken * queue_s / 2 / passed)))
+            self.bound = min(size_max, max(BOUND_MIN, int(self.taken * queue_s / 2 / passed)))
             self.since, self.taken = now, 0
 
 
@@ -162,15 +162,22 @@ class Mailbox:
     Args:
         size_max: How many envelopes of one tenant may wait.
         queue_ms: How long an envelope of an overloaded tenant may wait, milliseconds.
+        now: The time, seconds.
     """
 
-    def __init__(self, size_max: int, queue_ms: int = limits.QUEUE_MS_DEFAULT) -> None:
+    def __init__(
+        self,
+        size_max: int,
+        queue_ms: int = limits.QUEUE_MS_DEFAULT,
+        now: Callable[[], float] = trio.current_time,
+    ) -> None:
         self._queue: deque[Envelope] = deque()
         self._lines: dict[str, _Line] = {}
         self._in_lines = 0
         self._overloads: dict[str, _Overload] = {}
         self._size_max = size_max
         self._queue_s = queue_ms / _MS_PER_S
+        self._now = now
         self._reader: trio.lowlevel.Task | None = None
         self._rung = False
         self._timer = Timer(self.ring)
@@ -187,10 +194,10 @@ class Mailbox:
     def put(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
         """Take as many as there is room for, in order; returns those that were not taken."""
         refused: list[Envelope] = []
-        if not self._lines and len(self._queue) + len(envelopes) <= self._size_max:
+        if not self._lines and not self._overloads and len(self._queue) + len(envelopes) <= self._size_max:
             self._queue.extend(envelopes)
         else:
-            now = trio.current_time()
+            now = self._now()
             self._sort(now)
             refused.extend(envelope for envelope in envelopes if not self._line_up(envelope, now))
         if len(refused) < len(envelopes):
@@ -204,7 +211,7 @@ class Mailbox:
             taken = list(queue)
             queue.clear()
             return taken
-        now = trio.current_time()
+        now = self._now()
         self._sort(now)
         return self._take_turns(limit, now)
 
@@ -212,7 +219,7 @@ class Mailbox:
         """What has waited in a line for too long and is to be refused."""
         late: list[Envelope] = []
         if self._overloads:
-            came_before = trio.current_time() - self._queue_s
+            came_before = self._now() - self._queue_s
             for tenant in self._overloads.keys() & self._lines.keys():
                 line = self._lines[tenant]
                 late.extend(line.take_late(came_before))

@@ -23,6 +23,7 @@ from idemactor.core.queries import Query
 from idemactor.core.record import Outcome
 from idemactor.observability.observer import Observer
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.company import Company
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Router
 from idemactor.storage.base import Batch
@@ -227,11 +228,13 @@ async def open_rig(
     engines = [MemoryEngine(disk) for disk in disks]
     opened = [await engine.open() for engine in engines]
     clock = Clock(max(start_ms, *(each.latest_ms for each in opened)), trio.current_time)
+    company = Company()
+    make = functools.partial(make, company=company)
     shards = [
         make(number, engine, policies, census, clock, lambda: 1, watch, settings, opened[number])
         for number, engine in enumerate(engines)
     ]
-    return Rig(list(disks), shards, Router(shards, watch), watch, clock, census)
+    return Rig(list(disks), shards, Router(shards, watch, company), watch, clock, census)
 
 
 @asynccontextmanager
