@@ -47,6 +47,9 @@ REST: Final = 24
 """How many times as long a tenant is not read from as was spent on commands of its that found no room: they were only
 read to be refused, and those that were taken before are to be carried out meanwhile."""
 
+REST_S_MAX: Final = 0.1
+"""The longest such rest, seconds: a long look must not keep it from whatever has become free since."""
+
 _MS_PER_S: Final = 1_000
 
 _NOBODY: Final[Mapping[str, float]] = {}
@@ -201,7 +204,7 @@ class Lane:
         """Leave somebody alone whose commands found no room."""
         line = self._lines.get(tenant)
         if line is not None and line not in self._resting:
-            line.rests_until = trio.current_time() + seconds
+            line.rests_until = trio.current_time() + min(seconds, REST_S_MAX)
             self._epoll.modify(line.epoll.fileno(), 0)
             self._ready.pop(tenant, None)
             self._resting.append(line)
