@@ -14,7 +14,7 @@ import pytest
 import trio
 import trio.testing
 
-from idemactor.server.lane import LOOK_MS_MAX, READ_BYTES, REST, SHARED_LOOK_MS_MAX, SHARED_READ_BYTES, Lane
+from idemactor.server.lane import LOOK_MS_MAX, READ_BYTES, REST, REST_S_MAX, SHARED_LOOK_MS_MAX, SHARED_READ_BYTES, Lane
 from idemactor.shard.company import Company
 from idemactor.shard.mailbox import Envelope
 
@@ -331,7 +331,10 @@ async def test_who_is_refused_rests_alone(mock_clock: trio.testing.MockClock) ->
             assert loud.got == b"xyz"
 
 
-async def test_a_rest_is_as_long_as_its_share_of_what_was_read_in_vain(mock_clock: trio.testing.MockClock) -> None:
+@pytest.mark.parametrize("spent_s", [0.001, 10.0])
+async def test_a_rest_is_as_long_as_its_share_of_what_was_read_in_vain(
+    mock_clock: trio.testing.MockClock, spent_s: float
+) -> None:
     now, lane = 0.0, Lane(taking([], "loud"))
     with pair() as (ours, theirs), pytest.MonkeyPatch.context() as patch:
         patch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
@@ -340,7 +343,7 @@ async def test_a_rest_is_as_long_as_its_share_of_what_was_read_in_vain(mock_cloc
             def received(self, data: bytes) -> None:
                 nonlocal now
                 super().received(data)
-                now += 0.001
+                now += spent_s
 
         reader = Slow(lane, envelopes=4)
         reader.whose = "loud"
@@ -351,7 +354,7 @@ async def test_a_rest_is_as_long_as_its_share_of_what_was_read_in_vain(mock_cloc
             theirs.send(b"y")
             await settled()
             # One of four was refused.
-            mock_clock.jump(REST * 0.001 / 4 - 0.0001)
+            mock_clock.jump(min(REST * spent_s / 4, REST_S_MAX) - 0.0001)
             await settled()
             assert reader.got == b"x"
             mock_clock.jump(0.0002)
