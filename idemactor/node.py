@@ -13,6 +13,7 @@ import os
 import random
 import resource
 import ssl
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -61,9 +62,10 @@ from idemactor.server.rpc_door import RpcDoor
 from idemactor.server.service_manager import NO_SOCKETS, NOBODY, Inherited, ServiceManager
 from idemactor.server.shard_map import ShardMap
 from idemactor.server.stop import Told, told_to_stop
-from idemactor.shard.actor import BATCH_COMMANDS_MAX, Shard, ShardSettings
+from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
+from idemactor.shard.company import Company
 from idemactor.shard.entropy import system_entropy
 from idemactor.shard.router import Router
 from idemactor.shard.start import Engines, FoundShards, lost_namespaces, open_shards, settle_journals, with_remains
@@ -86,10 +88,15 @@ DESCRIPTORS_KEPT: Final = 64
 DESCRIPTORS_PER_SHARD: Final = 5
 """A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
 
-GC_THRESHOLDS: Final = (100_000, 50, 100)
-"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next."""
+GC_THRESHOLDS: Final = (2_000, 2_500, 100)
+"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next. The first is
+how much is looked at in one go, which is a pause for everybody: a millisecond, where 100,000 were 50."""
 
-SHARED_COMMANDS_MAX: Final = 96
+SWITCH_S: Final = 0.0005
+"""How long the loop may keep Python to itself while a thread waits for it, seconds. What runs in threads waits for the
+disk and needs Python for microseconds in between, each time with a shard waiting behind it; the default is 5 ms."""
+
+SHARED_COMMANDS_MAX: Final = 32
 """The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
 SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""
@@ -184,10 +191,10 @@ async def _serve(
         async with open_shards(directory, durability, keys) as found:
             clock = Clock(first_ms(config, found), boottime_s)
             await check_settings(config, found.whole, clock.now_ms())
-            bell = Bell()
+            bell, company = Bell(), Company()
             metrics.registry.register(DiskMetrics(directory.path, directory.journal_path(0)))
-            shards = make_shards(config, found, clock, observer, Census(), bell, telemetry)
-            router = Router(shards, observer)
+            shards = make_shards(config, found, clock, observer, Census(), bell, company, telemetry)
+            router = Router(shards, observer, company)
             bell.on_moved = router.lines_moved
             context = make_context(config, router, observer, metrics, clock, bell)
             context.tracing = telemetry
@@ -293,6 +300,7 @@ async def serve_doors(
             await doors.start(functools.partial(proxy.serve, gateway, limits=accept))
         await doors.start(office.run)
         _spare_the_collector()
+        sys.setswitchinterval(SWITCH_S)
         life.told.started()
         life.announce(ready_line(http, rpc, gateway))
         logs.log_event(_log, logging.INFO, "ready")
@@ -374,14 +382,19 @@ def make_shards(
     observer: Observer,
     census: Census,
     bell: Bell,
+    company: Company,
     tracer: TurnTracer | None = None,
     worker: int = 0,
 ) -> list[Shard]:
     """The shards of this process, which is that ``worker`` of the server; what is damaged begins in quarantine."""
     entropy, broom = system_entropy(), Broom()
     sequencer = Sequencer(clock.now_us, worker, config.server.workers)
+    shared_max = max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // len(found.engines))
     settings = ShardSettings(
-        config.server.mailbox_max, config.server.evict_after_ms, batch_max(config, len(found.engines))
+        mailbox_max=config.server.mailbox_max,
+        queue_ms=config.server.queue_ms,
+        evict_after_ms=config.server.evict_after_ms,
+        shared_batch_max=shared_max,
     )
     policies = with_remains(config.namespaces)
     stand: dict[int, Opened | StorageError] = {**found.damaged, **found.opened}
@@ -400,6 +413,7 @@ def make_shards(
             bell,
             sequencer,
             tracer,
+            company,
         )
         for number, engine in found.engines.items()
     ]
@@ -437,17 +451,6 @@ def destination_names(config: ServerConfig) -> dict[str, str]:
 def keyring_of(config: ServerConfig) -> Keyring | None:
     """The keys that seal what callers store. Raises: StartError: the package for it is not there."""
     return Keyring(config.server.encryption_keys) if config.server.encryption_keys else None
-
-
-def batch_max(config: ServerConfig, shards: int) -> int:
-    """The most commands that a shard decides at a time.
-
-    The shards of a process take their turns together. Where tenants share them, nobody may have to wait for a large
-    turn of another's commands.
-    """
-    if len({token.tenant for token in config.tokens}) < 2:
-        return BATCH_COMMANDS_MAX
-    return max(SHARED_BATCH_MIN, SHARED_COMMANDS_MAX // shards)
 
 
 def boottime_s() -> float:

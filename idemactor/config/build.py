@@ -64,6 +64,7 @@ def _server(section: Section, environment: Mapping[str, str]) -> model.ServerSec
         clock_backstep_max_ms=section.read("clock_backstep_max_ms", backstep, default.clock_backstep_max_ms),
         evict_after_ms=section.read("evict_after_ms", evict_after, default.evict_after_ms),
         mailbox_max=section.read("mailbox_max", mailbox, default.mailbox_max),
+        queue_ms=section.read("queue_ms", kinds.integer(model.QUEUE_MS_MIN, model.QUEUE_MS_MAX), default.queue_ms),
         workers=section.read("workers", kinds.integer(1, model.WORKERS_MAX), default.workers),
         page_checksums=section.read("page_checksums", kinds.boolean(), None),
         encryption_keys=encryption_keys(section, environment),

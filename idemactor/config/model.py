@@ -27,6 +27,8 @@ EVICT_AFTER_MS_MIN: Final = 1_000
 EVICT_AFTER_MS_MAX: Final = 7 * limits.DAY_MS
 MAILBOX_DEFAULT: Final = 2 * limits.MAILBOX_COMMANDS_MIN
 MAILBOX_MAX: Final = 1_048_576
+QUEUE_MS_MIN: Final = 100
+QUEUE_MS_MAX: Final = 60_000
 WORKERS_MAX: Final = 64
 """The most processes that serve one directory: each is connected with every other one."""
 
@@ -74,6 +76,7 @@ class ServerSection:
         clock_backstep_max_ms: How far the wall clock may be behind the latest time on disk at start.
         evict_after_ms: How long a shard may be idle before its memory is given back.
         mailbox_max: How many commands of one tenant may wait for one shard before more are refused.
+        queue_ms: How long one may wait there behind others of its tenant before it is refused.
         workers: How many processes share the shards among them.
         page_checksums: Whether pages of files have checksums; None: as the directory has them, and a new one does.
         encryption_keys: What callers store is encrypted with the first and decrypted with any; none: kept as it is.
@@ -87,6 +90,7 @@ class ServerSection:
     clock_backstep_max_ms: int = limits.CLOCK_BACKSTEP_MS_DEFAULT
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     mailbox_max: int = MAILBOX_DEFAULT
+    queue_ms: int = limits.QUEUE_MS_DEFAULT
     workers: int = 1
     page_checksums: bool | None = None
     encryption_keys: tuple[bytes, ...] = field(default=(), repr=False)

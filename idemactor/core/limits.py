@@ -31,6 +31,8 @@ VALUES_MAX: Final = 100_000
 """The most values in one request: more would hold everybody up for longer than a decision may take."""
 
 MAILBOX_COMMANDS_MIN: Final = 4_096
+QUEUE_MS_DEFAULT: Final = 1_000
+"""How long a command may wait for its turn behind others of its tenant."""
 BATCH_OPS_MAX: Final = 1_000
 WAIT_MS_MAX: Final = 60_000
 LEASE_MS_MIN: Final = 1

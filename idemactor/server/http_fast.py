@@ -35,7 +35,7 @@ class FastDoor:
         self._context = context
         self._guarded = guarded
         self._limits = limits or FastLimits()
-        self._lane = context.lane or Lane(context.router.route)
+        self._lane = context.lane or Lane(context.router.route, context.router.company)
         self._heads = Heads()
         self._connections: set[FastConnection] = set()
 

@@ -21,8 +21,7 @@ from idemactor.server.auth import Principal, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.server.stuck import stuck
-from idemactor.shard.mailbox import Answer, Envelope, waits
-from idemactor.shard.router import OVERLOADED_RETRY_MS
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, waits
 from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, dispatched_body, reserved_body
 from idemactor.wire.frames import BadRequest, FrameWriter, Incoming, Request, text_of

@@ -24,7 +24,7 @@ class RpcDoor:
 
     def __init__(self, context: ServerContext, limits: RpcLimits | None = None) -> None:
         self._context = context
-        self._lane = context.lane or Lane(context.router.route)
+        self._lane = context.lane or Lane(context.router.route, context.router.company)
         self._limits = limits or RpcLimits()
         self._connections: set[RpcConnection] = set()
         self._listeners: Sequence[Listener] = ()

@@ -46,7 +46,7 @@ from idemactor.core.queries import (
     Taken,
 )
 from idemactor.core.record import Entry
-from idemactor.core.replies import Reply, Unavailable
+from idemactor.core.replies import Overloaded, Reply, Unavailable
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard import lookups, taking
@@ -54,12 +54,19 @@ from idemactor.shard.alarm_clock import AlarmClock
 from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
-from idemactor.shard.mailbox import Answer, Envelope, Mailbox, Sink
+from idemactor.shard.company import Company
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Mailbox, Sink
 from idemactor.shard.tracing import TurnTrace, TurnTracer
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
 BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
+
+SHARED_WRITE_MS: Final = 2
+SHARED_WRITES_MAX: Final = 5
+"""While several tenants are served nobody may wait for a large turn of another's commands. But each turn waits until it
+is written: for every so many milliseconds of the latest one's wait it takes as many commands again, up to so many times
+as many, and so is about as long as what it waits for anyway."""
 
 SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
@@ -80,11 +87,19 @@ _MS_PER_S: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class ShardSettings:
-    """What a shard is told: limits in commands, times in milliseconds."""
+    """What a shard is told: limits in commands, times in milliseconds.
+
+    Attributes:
+        batch_max: Of a turn.
+        shared_batch_max: The same while several tenants are served, on a disk that takes no time.
+        queue_ms: How long a command may wait behind others of its tenant.
+    """
 
     mailbox_max: int = limits.MAILBOX_COMMANDS_MIN
+    queue_ms: int = limits.QUEUE_MS_DEFAULT
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     batch_max: int = BATCH_COMMANDS_MAX
+    shared_batch_max: int = BATCH_COMMANDS_MAX
 
 
 class _BatchFailed(StorageError):
@@ -139,6 +154,7 @@ class Shard:
         bell: Rung for those who wait for the outbox; shared by all shards; None: nobody does.
         sequencer: Gives places in line; shared by the shards of a process; None: it has one of its own.
         tracer: Is told of the turns; None: nobody traces.
+        company: Says whether several tenants are served; None: there is only one.
     """
 
     def __init__(
@@ -156,6 +172,7 @@ class Shard:
         bell: Bell | None = None,
         sequencer: Sequencer | None = None,
         tracer: TurnTracer | None = None,
+        company: Company | None = None,
     ) -> None:
         self.number = number
         self.quarantined = False
@@ -169,8 +186,10 @@ class Shard:
         self._tracer = tracer
         self._settings = settings
         self._bell = bell or Bell()
+        self._company = company or Company()
+        self._write_s = 0.0
         self._sequencer = sequencer or Sequencer(clock.now_us)
-        self._mailbox = Mailbox(settings.mailbox_max)
+        self._mailbox = Mailbox(settings.mailbox_max, settings.queue_ms)
         self._last_token = 0
         self._ledger: Ledger[Envelope] | None = None
         self._alarms = AlarmClock(number, engine, observer, broom or Broom(), self._mailbox.ring)
@@ -278,7 +297,11 @@ class Shard:
         return times
 
     async def _turn(self) -> None:
-        turn = _Turn(self._clock.now_ms(), self._mailbox.take(self._settings.batch_max))
+        late = self._mailbox.take_late()
+        if late:
+            self._observer.overloaded(len(late))
+            self._hand_out((envelope, Overloaded(OVERLOADED_RETRY_MS)) for envelope in late)
+        turn = _Turn(self._clock.now_ms(), self._mailbox.take(self._batch_max()))
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
@@ -300,6 +323,13 @@ class Shard:
             self._hand_out(answers)
             self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
+
+    def _batch_max(self) -> int:
+        """The most commands of this turn."""
+        if not self._company.shared:
+            return self._settings.batch_max
+        writes = min(1 + int(self._write_s * _MS_PER_S / SHARED_WRITE_MS), SHARED_WRITES_MAX)
+        return min(self._settings.shared_batch_max * writes, self._settings.batch_max)
 
     async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
         """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
@@ -409,7 +439,7 @@ class Shard:
         if turn.trace is not None:
             turn.trace.written(len(turn.envelopes), None if batch.empty else self._engine.last_sync_s)
         if not batch.empty:
-            seconds = time.perf_counter() - started
+            seconds = self._write_s = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
             self._alarms.note(work)
         if turn.due:

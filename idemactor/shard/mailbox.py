@@ -3,16 +3,37 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import trio
 
-from idemactor.core.commands import Command, Reserve, Watch
+from idemactor.core import limits
+from idemactor.core.commands import Accept, Command, Commit, Dispatch, Doubt, Extend, Get, Release, Reserve, Watch
 from idemactor.core.queries import Acknowledge, Finding, FindOperation, ListIncidents, ListRecords, Query, Take
 from idemactor.core.replies import Reply
 from idemactor.shard.timer import Timer
+
+OVERLOADED_RETRY_MS: Final = 1_000
+"""When a caller may try again who found a mailbox full, waited in one for too long, or met a server that shuts down."""
+
+ENDINGS_SHARE: Final = 2
+"""How many times as many of a tenant may wait where what comes is the end of an attempt."""
+
+MEASURED_SHARE: Final = 0.25
+"""For how much of the time that an envelope may wait is counted how many are taken, to know how many may wait."""
+
+BOUND_MIN: Final = 64
+"""How many of an overloaded tenant may wait in any case, however slow the shard was lately."""
+
+_BEGINNINGS: Final = frozenset({Reserve, Accept, Dispatch, Get})
+"""What may be refused for having waited, or because others have: nothing was begun, and asking again costs nothing."""
+
+_ENDINGS: Final = frozenset({Commit, Release, Extend, Doubt})
+"""What an attempt under way depends on."""
+
+_MS_PER_S: Final = 1_000
 
 Answer = Reply | Finding
 """What a shard answers."""
@@ -56,6 +77,76 @@ def _tenant_of(envelope: Envelope) -> str:
     return "" if isinstance(command, Query) else command.identity.tenant
 
 
+class _Line:
+    """What waits of one tenant, in order, and since when."""
+
+    __slots__ = ("_arrivals", "_spared", "_waiting")
+
+    def __init__(self) -> None:
+        self._waiting: deque[Envelope] = deque()
+        self._spared: deque[Envelope] = deque()
+        # (time, how many came then), as many as wait but for what was spared.
+        self._arrivals: deque[tuple[float, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._spared) + len(self._waiting)
+
+    def __iter__(self) -> Iterator[Envelope]:
+        yield from self._spared
+        yield from self._waiting
+
+    def add(self, envelope: Envelope, now: float) -> None:
+        """It came, and is the last."""
+        count = self._arrivals.pop()[1] if self._arrivals and self._arrivals[-1][0] == now else 0
+        self._arrivals.append((now, count + 1))
+        self._waiting.append(envelope)
+
+    def take(self, limit: int) -> list[Envelope]:
+        """The first, at most ``limit``."""
+        spared = [self._spared.popleft() for _ in range(min(limit, len(self._spared)))]
+        return [*spared, *self._pop(min(limit - len(spared), len(self._waiting)))]
+
+    def take_late(self, came_before: float) -> list[Envelope]:
+        """What came before that time and may be refused; the rest of it is the first to be taken now."""
+        refused: list[Envelope] = []
+        while self._arrivals and self._arrivals[0][0] < came_before:
+            for envelope in self._pop(self._arrivals[0][1]):
+                (refused if type(envelope.command) in _BEGINNINGS else self._spared).append(envelope)
+        return refused
+
+    def _pop(self, count: int) -> list[Envelope]:
+        left = count
+        while left:
+            came_at, several = self._arrivals.popleft()
+            if several > left:
+                self._arrivals.appendleft((came_at, several - left))
+            left -= min(several, left)
+        return [self._waiting.popleft() for _ in range(count)]
+
+
+@dataclass(slots=True)
+class _Overload:
+    """A tenant asked for more than there is room for, and more than nothing of it waits ever since.
+
+    Attributes:
+        since: When counting began.
+        taken: How many of its envelopes were taken since then.
+        bound: How many may wait: as many as are taken in half of the time that they may wait.
+    """
+
+    since: float
+    bound: int
+    taken: int = 0
+
+    def count(self, taken: int, now: float, queue_s: float, size_max: int) -> None:
+        """So many were taken."""
+        self.taken += taken
+        passed = now - self.since
+        if passed >= queue_s * MEASURED_SHARE:
+            self.bound = min(size_max, max(BOUND_MIN, int(self.taken * queue_s / 2 / passed)))
+            self.since, self.taken = now, 0
+
+
 class Mailbox:
     """A bounded queue with one reader. What does not fit is refused at once instead of queueing without bound.
 
@@ -63,15 +154,30 @@ class Mailbox:
     lines take turns, so that whoever asks without measure holds up itself; the order within a tenant, and so of a key,
     stays. The bound is a tenant's: there are as many lines as the configuration has tenants.
 
+    A tenant for whose envelopes there was no room is overloaded, until its line is empty. As long as it is, time is
+    bounded as well: only as many may wait as are carried out in half of ``queue_ms``, and what waited for all of it and
+    would only begin something is refused instead of being carried out late. The end of an attempt is never late, and
+    has room where nothing else has: others may wait for it.
+
     Args:
         size_max: How many envelopes of one tenant may wait.
+        queue_ms: How long an envelope of an overloaded tenant may wait, milliseconds.
+        now: The time, seconds.
     """
 
-    def __init__(self, size_max: int) -> None:
+    def __init__(
+        self,
+        size_max: int,
+        queue_ms: int = limits.QUEUE_MS_DEFAULT,
+        now: Callable[[], float] = trio.current_time,
+    ) -> None:
         self._queue: deque[Envelope] = deque()
-        self._lines: dict[str, deque[Envelope]] = {}
+        self._lines: dict[str, _Line] = {}
         self._in_lines = 0
+        self._overloads: dict[str, _Overload] = {}
         self._size_max = size_max
+        self._queue_s = queue_ms / _MS_PER_S
+        self._now = now
         self._reader: trio.lowlevel.Task | None = None
         self._rung = False
         self._timer = Timer(self.ring)
@@ -81,19 +187,19 @@ class Mailbox:
 
     def __iter__(self) -> Iterator[Envelope]:
         """What waits, line by line."""
-        for line in (*self._lines.values(), self._queue):
+        for line in self._lines.values():
             yield from line
+        yield from self._queue
 
     def put(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
         """Take as many as there is room for, in order; returns those that were not taken."""
         refused: list[Envelope] = []
-        if len(self) + len(envelopes) <= self._size_max:
+        if not self._lines and not self._overloads and len(self._queue) + len(envelopes) <= self._size_max:
             self._queue.extend(envelopes)
         else:
-            self._sort()
-            for envelope in envelopes:
-                if not self._line_up(envelope):
-                    refused.append(envelope)
+            now = self._now()
+            self._sort(now)
+            refused.extend(envelope for envelope in envelopes if not self._line_up(envelope, now))
         if len(refused) < len(envelopes):
             self.ring()
         return refused
@@ -105,34 +211,63 @@ class Mailbox:
             taken = list(queue)
             queue.clear()
             return taken
-        self._sort()
-        return self._take_turns(limit)
+        now = self._now()
+        self._sort(now)
+        return self._take_turns(limit, now)
 
-    def _sort(self) -> None:
-        """Bring what came into the lines; it fitted when it came."""
+    def take_late(self) -> list[Envelope]:
+        """What has waited in a line for too long and is to be refused."""
+        late: list[Envelope] = []
+        if self._overloads:
+            came_before = self._now() - self._queue_s
+            for tenant in self._overloads.keys() & self._lines.keys():
+                line = self._lines[tenant]
+                late.extend(line.take_late(came_before))
+                if not line:
+                    del self._lines[tenant]
+            self._in_lines -= len(late)
+        return late
+
+    def _sort(self, now: float) -> None:
+        """Bring what came into the lines; it fitted when it came, which was after the latest turn began."""
         for envelope in self._queue:
-            self._lines.setdefault(_tenant_of(envelope), deque()).append(envelope)
+            self._line_of(_tenant_of(envelope)).add(envelope, now)
         self._in_lines += len(self._queue)
         self._queue.clear()
 
-    def _line_up(self, envelope: Envelope) -> bool:
+    def _line_of(self, tenant: str) -> _Line:
+        line = self._lines.get(tenant)
+        if line is None:
+            line = self._lines[tenant] = _Line()
+        return line
+
+    def _line_up(self, envelope: Envelope, now: float) -> bool:
         tenant = _tenant_of(envelope)
-        if len(self._lines.get(tenant, ())) >= self._size_max:
+        line, overload = self._line_of(tenant), self._overloads.get(tenant)
+        bound = self._size_max if overload is None else overload.bound
+        if len(line) >= bound * (ENDINGS_SHARE if type(envelope.command) in _ENDINGS else 1):
+            if overload is None:
+                self._overloads[tenant] = _Overload(now, bound)
             return False
-        self._lines.setdefault(tenant, deque()).append(envelope)
+        line.add(envelope, now)
         self._in_lines += 1
         return True
 
-    def _take_turns(self, limit: int) -> list[Envelope]:
+    def _take_turns(self, limit: int, now: float) -> list[Envelope]:
         """As many from each line as long as there are any: who asks for little is not held up by who asks for much."""
         taken: list[Envelope] = []
         while self._lines and len(taken) < limit:
             share = max(1, (limit - len(taken)) // len(self._lines))
             for tenant in list(self._lines)[: limit - len(taken)]:
                 line = self._lines.pop(tenant)
-                taken.extend(line.popleft() for _ in range(min(share, len(line))))
+                mine = line.take(share)
+                taken.extend(mine)
                 if line:
                     self._lines[tenant] = line
+                    if self._overloads and tenant in self._overloads:
+                        self._overloads[tenant].count(len(mine), now, self._queue_s, self._size_max)
+                else:
+                    self._overloads.pop(tenant, None)
         self._in_lines -= len(taken)
         return taken
 

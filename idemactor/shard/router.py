@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, Protocol
 
 import trio
@@ -13,10 +13,8 @@ from idemactor.core.outbox import LineKey
 from idemactor.core.queries import Moved, Query, Turn
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
-from idemactor.shard.mailbox import Answer, Envelope, Sink
-
-OVERLOADED_RETRY_MS: Final = 1_000
-"""When a caller may try again that found a mailbox full, or the server shutting down."""
+from idemactor.shard.company import Company
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Sink
 
 
 class _Nobody:
@@ -66,37 +64,51 @@ class Place(Protocol):
 
 
 class Router:
-    """Takes commands from the doors and puts them into the mailboxes of the shards that own their keys."""
+    """Takes commands from the doors and puts them into the mailboxes of the shards that own their keys.
 
-    def __init__(self, shards: Sequence[Place], observer: Observer) -> None:
+    Args:
+        shards: All of them, by number.
+        observer: Is told of what was refused.
+        company: Is told who asks; None: nobody wants to know.
+    """
+
+    def __init__(self, shards: Sequence[Place], observer: Observer, company: Company | None = None) -> None:
         self.shards = tuple(shards)
+        self.company = company or Company()
         self._observer = observer
         self._closing = False
         self._settling_only = False
 
-    def route(self, envelopes: Sequence[Envelope]) -> int:
+    def route(self, envelopes: Sequence[Envelope]) -> Mapping[str, int]:
         """Send commands to their shards, in order. What finds no room is answered ``overloaded`` before this returns.
 
         Commands of one key end up in one mailbox in the order in which they were given. A query goes nowhere by
         itself: see ``ask``.
 
         Returns:
-            How many found no room.
+            How many found no room, by tenant.
         """
         if self._closing:
             self._overloaded(envelopes)
-            return 0
-        count = len(self.shards)
+            return {}
+        count, company = len(self.shards), self.company
         by_shard: dict[int, list[Envelope]] = {}
         for envelope in envelopes:
             command = envelope.command
             assert not isinstance(command, Query)
+            if command.identity.tenant != company.latest:
+                company.heard(command.identity.tenant)
             if self._settling_only and isinstance(command, Reserve | Accept | Dispatch):
                 self._overloaded([envelope])
                 continue
             shard = shard_of(identity_hash(command.identity), count)
             by_shard.setdefault(shard, []).append(envelope)
-        return sum(self._submit(shard, batch) for shard, batch in by_shard.items())
+        refused: dict[str, int] = {}
+        for shard, batch in by_shard.items():
+            for envelope in self._submit(shard, batch):
+                tenant = _tenant_of(envelope)
+                refused[tenant] = refused.get(tenant, 0) + 1
+        return refused
 
     def ask(self, shard: int, envelope: Envelope) -> None:
         """Send a query to one shard."""
@@ -138,11 +150,11 @@ class Router:
                 nursery.start_soon(shard.run, name=f"shard {shard.number}")
             task_status.started()
 
-    def _submit(self, shard: int, batch: list[Envelope]) -> int:
+    def _submit(self, shard: int, batch: list[Envelope]) -> Sequence[Envelope]:
         refused = self.shards[shard].submit(batch)
         if refused:
             self._overloaded(refused)
-        return len(refused)
+        return refused
 
     def _overloaded(self, envelopes: Sequence[Envelope]) -> None:
         self._observer.overloaded(len(envelopes))
@@ -151,3 +163,9 @@ class Router:
             by_sink.setdefault(envelope.sink, []).append((envelope.tag, Overloaded(OVERLOADED_RETRY_MS)))
         for sink, answers in by_sink.items():
             sink.deliver(answers)
+
+
+def _tenant_of(envelope: Envelope) -> str:
+    command = envelope.command
+    assert not isinstance(command, Query)
+    return command.identity.tenant

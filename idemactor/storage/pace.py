@@ -17,7 +17,7 @@ FAST_S: Final = 0.001
 """Below this average, seconds, it comes back: a hop would cost a good part of the write itself."""
 STALL_S: Final = 0.1
 """One wait of this length is enough: the next may take seconds."""
-SAMPLE_MAX_S: Final = 0.02
+SAMPLE_MAX_S: Final = 0.006
 """What one wait counts at most, so that a single hiccup neither flips the mode nor is remembered for long."""
 WEIGHT: Final = 0.1
 """The weight of the newest measurement."""

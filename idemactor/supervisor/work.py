@@ -41,6 +41,7 @@ from idemactor.server.operations import INSPECT_MS_MAX
 from idemactor.server.stop import Told, told_to_stop
 from idemactor.shard.actor import AheadError, Shard
 from idemactor.shard.bell import Bell
+from idemactor.shard.company import Company
 from idemactor.shard.router import Place, Router
 from idemactor.shard.start import FoundShards, open_shards, settle_journals
 from idemactor.storage.directory import DataDirectory
@@ -167,15 +168,16 @@ async def _work_until(
         metrics, census = Metrics(), SharedCensus()
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, log_observer_of(given.config))
-        clock, bell = given.epoch.clock(await _latest_ms(found, given.epoch)), Bell()
-        shards = make_shards(given.config, found, clock, observer, census, bell, telemetry, worker)
+        clock = given.epoch.clock(await _latest_ms(found, given.epoch))
+        bell, company = Bell(), Company()
+        shards = make_shards(given.config, found, clock, observer, census, bell, company, telemetry, worker)
         peers = {
             number: Peer(worker, number, census, metrics.counted, bell, telemetry)
             for number in range(given.config.server.workers)
             if number != worker
         }
-        router = Router(_places(given, shards, peers), observer)
-        lane = Lane(router.route)
+        router = Router(_places(given, shards, peers), observer, company)
+        lane = Lane(router.route, company)
         mesh = Mesh(worker, peers, given.sockets[worker], given.directory.path, router, lane, census)
         bell.on_moved, bell.on_ring = router.lines_moved, mesh.ring
         context = make_context(given.config, router, observer, metrics, clock, bell)

@@ -8,8 +8,8 @@ from typing import Final, get_args
 from idemactor.core.queries import Inspect, Query
 from idemactor.core.replies import Overloaded
 from idemactor.server.tracing import Tracing
-from idemactor.shard.mailbox import Answer, Envelope, waits
-from idemactor.shard.router import OVERLOADED_RETRY_MS, Router
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, waits
+from idemactor.shard.router import Router
 from idemactor.shard.tracing import traced
 from idemactor.wire.crossing import answer_data, command_of
 from idemactor.workers.messages import STANDING, TOLD, Message, packer

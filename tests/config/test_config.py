@@ -118,6 +118,7 @@ def test_every_setting_is_read(file: Path) -> None:
         clock_backstep_max_ms = 1
         evict_after_ms = 1000
         mailbox_max = 4096
+        queue_ms = 200
         workers = 3
         page_checksums = false
         [http]
@@ -154,7 +155,7 @@ def test_every_setting_is_read(file: Path) -> None:
         exclude = ["/at"]
         """,
     )
-    section = ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 3, page_checksums=False)
+    section = ServerSection(Path("/srv/dedup"), 8, Durability.PROCESS, 1, 1000, 4096, 200, 3, page_checksums=False)
     assert config.server == section
     assert config.http == DoorSection(
         bind=("0.0.0.0:80", "[::1]:0", "unix:run/http.sock"),
@@ -257,6 +258,7 @@ def test_environment(variable: str, text: str, read: object) -> None:
             "[server]\nworkers = 3\nshards = 2\n",
             "line 2: server.workers: is 3, and there are 2 shards: each worker needs one",
         ),
+        ("[server]\nqueue_ms = 99\n", "line 2: server.queue_ms: must be an integer from 100 to 60000"),
         ("[server]\nmailbox_max = 4095\n", "line 2: server.mailbox_max: must be an integer from 4096 to "),
         ("[server.shards]\n", "line 1: server.shards: must be an integer from 1 to 1024, not a table"),
         ("server = 4\n", "line 1: server: must be a table"),

@@ -10,7 +10,7 @@ import resource
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from idemactor.core.replies import Overloaded
+from idemactor.observability.observer import NOBODY
 from idemactor.server import http_fast_connection, operations
 from idemactor.server.context import ServerContext
 from idemactor.server.http_app import build_app
@@ -371,7 +372,7 @@ async def test_no_more_is_answered_than_the_client_reads(mock_clock: MockClock) 
         await client.answer()
         route = server.rig.context.router.route
 
-        def count(envelopes: Sequence[Envelope]) -> int:
+        def count(envelopes: Sequence[Envelope]) -> Mapping[str, int]:
             nonlocal routed
             routed += len(envelopes)
             return route(envelopes)
@@ -585,12 +586,12 @@ class Holding(Router):
     """A router that keeps everything for later."""
 
     def __init__(self) -> None:
-        self.shards = ()
+        super().__init__((), NOBODY)
         self.held: list[Envelope] = []
 
-    def route(self, envelopes: Sequence[Envelope]) -> int:
+    def route(self, envelopes: Sequence[Envelope]) -> Mapping[str, int]:
         self.held += envelopes
-        return 0
+        return {}
 
     def answer(self) -> None:
         held, self.held = self.held, []

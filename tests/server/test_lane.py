@@ -7,14 +7,15 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import pytest
 import trio
 import trio.testing
 
-from idemactor.server.lane import LOOK_MS_MAX, READ_BYTES, REST, Lane
+from idemactor.server.lane import LOOK_MS_MAX, READ_BYTES, REST, REST_S_MAX, SHARED_LOOK_MS_MAX, SHARED_READ_BYTES, Lane
+from idemactor.shard.company import Company
 from idemactor.shard.mailbox import Envelope
 
 CONNECTIONS = 74
@@ -80,16 +81,16 @@ async def reading(lane: Lane) -> AsyncIterator[None]:
         nursery.cancel_scope.cancel()
 
 
-def nowhere(_: Sequence[Envelope]) -> int:
+def nowhere(_: Sequence[Envelope]) -> Mapping[str, int]:
     raise AssertionError("nothing is routed here")
 
 
-def taking(routed: list[int], refused: int = 0) -> Callable[[Sequence[Envelope]], int]:
-    """Notes how many envelopes came together; ``refused`` of them find no room."""
+def taking(routed: list[int], *refused: str) -> Callable[[Sequence[Envelope]], Mapping[str, int]]:
+    """Notes how many envelopes came together; one of each tenant of ``refused`` finds no room."""
 
-    def route(envelopes: Sequence[Envelope]) -> int:
+    def route(envelopes: Sequence[Envelope]) -> Mapping[str, int]:
         routed.append(len(envelopes))
-        return refused
+        return dict.fromkeys(refused, 1)
 
     return route
 
@@ -273,7 +274,7 @@ async def test_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_it_rests_when_it_reads_more_than_there_is_room_for(mock_clock: trio.testing.MockClock) -> None:
     routed: list[int] = []
-    lane = Lane(taking(routed, refused=1))
+    lane = Lane(taking(routed, ""))
 
     class Slow(Reader):
         def received(self, data: bytes) -> None:
@@ -300,6 +301,144 @@ async def test_it_rests_when_it_reads_more_than_there_is_room_for(mock_clock: tr
                 routed.pop()
                 mock_clock.jump(60)
                 await settled()
+
+
+async def test_who_is_refused_rests_alone(mock_clock: trio.testing.MockClock) -> None:
+    lane = Lane(taking([], "loud"))
+    with pair() as (ours, theirs), pair() as (others, far):
+        loud, quiet = Reader(lane, envelopes=1), Reader(lane)
+        loud.whose, quiet.whose = "loud", "quiet"
+        lane.watch(ours.fileno(), loud)
+        lane.watch(others.fileno(), quiet)
+        async with reading(lane):
+            theirs.send(b"x")
+            await settled()
+            theirs.send(b"y")
+            far.send(b"a")
+            await settled()
+            assert (loud.got, quiet.got) == (b"x", b"a")
+            mock_clock.jump(60)
+            await settled()
+            assert loud.got == b"xy"
+            # Whom it does not read from may leave, and its number be another's.
+            theirs.send(b"z")
+            far.send(b"b")
+            await settled()
+            assert (loud.got, quiet.got) == (b"xy", b"ab")
+            lane.leave(ours.fileno())
+            lane.watch(ours.fileno(), loud)
+            await settled()
+            assert loud.got == b"xyz"
+
+
+@pytest.mark.parametrize("spent_s", [0.001, 10.0])
+async def test_a_rest_is_as_long_as_its_share_of_what_was_read_in_vain(
+    mock_clock: trio.testing.MockClock, spent_s: float
+) -> None:
+    now, lane = 0.0, Lane(taking([], "loud"))
+    with pair() as (ours, theirs), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
+
+        class Slow(Reader):
+            def received(self, data: bytes) -> None:
+                nonlocal now
+                super().received(data)
+                now += spent_s
+
+        reader = Slow(lane, envelopes=4)
+        reader.whose = "loud"
+        lane.watch(ours.fileno(), reader)
+        async with reading(lane):
+            theirs.send(b"x")
+            await settled()
+            theirs.send(b"y")
+            await settled()
+            # One of four was refused.
+            mock_clock.jump(min(REST * spent_s / 4, REST_S_MAX) - 0.0001)
+            await settled()
+            assert reader.got == b"x"
+            mock_clock.jump(0.0002)
+            await settled()
+            assert reader.got == b"xy"
+
+
+async def test_a_connection_that_speaks_for_somebody_else_stands_in_the_others_line(
+    mock_clock: trio.testing.MockClock,
+) -> None:
+    lane = Lane(taking([], "loud"))
+
+    class Changing(Reader):
+        def received(self, data: bytes) -> None:
+            super().received(data)
+            self.whose = {b"l": "loud", b"q": "quiet"}.get(data[-1:], self.whose)
+
+    with pair() as (ours, theirs), pair() as (others, far):
+        changing, loud = Changing(lane), Reader(lane, envelopes=1)
+        loud.whose = "loud"
+        lane.watch(ours.fileno(), changing)
+        lane.watch(others.fileno(), loud)
+        async with reading(lane):
+            theirs.send(b"l")
+            await settled()
+            far.send(b"x")
+            await settled()
+            theirs.send(b"q")
+            await settled()
+            assert changing.got == b"l", "it does not rest with its tenant"
+            mock_clock.jump(60)
+            await settled()
+            assert changing.got == b"lq"
+            far.send(b"y")
+            await settled()
+            theirs.send(b"z")
+            await settled()
+            assert changing.got == b"lqz", "it rests with somebody else"
+            lane.pause(ours.fileno())
+            theirs.send(b"l")
+            await settled()
+            assert changing.got == b"lqz"
+
+
+async def test_where_tenants_share_reads_and_looks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, company, reads = 0.0, Company(), list[int]()
+    monkeypatch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
+    lane = Lane(nowhere, company)
+    looks = 0
+
+    class Slow(Reader):
+        def received(self, data: bytes) -> None:
+            nonlocal now
+            reads.append(len(data))
+            now += SHARED_LOOK_MS_MAX / 1_000
+
+    async def count() -> None:
+        nonlocal looks
+        while True:
+            looks += 1
+            await trio.lowlevel.checkpoint()
+
+    with contextlib.ExitStack() as stack:
+        far = []
+        for _ in range(8):
+            ours, theirs = stack.enter_context(pair())
+            lane.watch(ours.fileno(), Slow(lane))
+            far.append(theirs)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(count)
+            async with reading(lane):
+                for shared, most in ((False, READ_BYTES), (True, SHARED_READ_BYTES)):
+                    if shared:
+                        company.heard("a")
+                        company.heard("b")
+                    for theirs in far:
+                        theirs.send(b"x" * most)
+                    reads.clear()
+                    looks = 0
+                    while len(reads) < len(far):
+                        await trio.lowlevel.checkpoint()
+                    assert reads == [most] * len(far)
+                    assert (looks >= len(far) // 2) is shared
+            nursery.cancel_scope.cancel()
 
 
 async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

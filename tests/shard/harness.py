@@ -24,6 +24,7 @@ from idemactor.core.record import Outcome
 from idemactor.errors import StorageError
 from idemactor.observability.observer import Observer
 from idemactor.shard.actor import Shard, ShardSettings
+from idemactor.shard.company import Company
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Router
 from idemactor.storage.base import Batch, Opened
@@ -234,11 +235,13 @@ async def open_rig(
             opened.append(error)
     latest_ms = [each.latest_ms for each in opened if not isinstance(each, StorageError)]
     clock = Clock(max(start_ms, *latest_ms), trio.current_time)
+    company = Company()
+    make = functools.partial(make, company=company)
     shards = [
         make(number, engine, policies, census, clock, lambda: 1, watch, settings, opened[number])
         for number, engine in enumerate(engines)
     ]
-    return Rig(list(disks), shards, Router(shards, watch), watch, clock, census)
+    return Rig(list(disks), shards, Router(shards, watch, company), watch, clock, census)
 
 
 @asynccontextmanager

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import trio
 
-from idemactor.core.commands import Accept, Get, Release
+from idemactor.core.commands import Accept, Get, Release, Reserve
+from idemactor.core.keys import Identity
 from idemactor.core.queries import (
     Acknowledge,
     Acknowledged,
@@ -30,7 +31,8 @@ from idemactor.core.replies import (
     Unavailable,
     Unknown,
 )
-from idemactor.shard.actor import ShardSettings
+from idemactor.shard.actor import SHARED_WRITE_MS, SHARED_WRITES_MAX, ShardSettings
+from idemactor.shard.company import ALONE_AFTER_S
 from idemactor.storage.memory import MemoryDisk
 from tests.shard.harness import NAMESPACE, START_MS, TENANT, commit, identity, on_mock_time, reserve, running, slow
 
@@ -126,6 +128,43 @@ async def test_a_batch_has_a_bound() -> None:
 
 
 @on_mock_time
+async def test_where_tenants_share_a_batch_is_as_long_as_what_it_waits_for() -> None:
+    settings = ShardSettings(batch_max=100, shared_batch_max=10)
+    async with running(settings=settings) as rig:
+        alone = [reserve(f"k{number}") for number in range(100)]
+        await rig.all(*alone)
+        assert rig.watch.batches == [100]
+        other = Reserve(Identity("other", NAMESPACE, "k"))
+        for waits, most in ((0.0, 10), (0.9, 10), (2.5, 30), (1_000.0, 10 * SHARED_WRITES_MAX)):
+            rig.watch.batches.clear()
+            rig.shard._write_s = waits * SHARED_WRITE_MS / 1_000
+            await rig.all(other, *(reserve(f"{waits}-{number}") for number in range(99)))
+            assert rig.watch.batches[0] == most
+        await trio.sleep(ALONE_AFTER_S + 1)
+        rig.watch.batches.clear()
+        await rig.all(*(reserve(f"again-{number}") for number in range(100)))
+        assert rig.watch.batches == [100]
+
+
+@on_mock_time
+async def test_what_waited_too_long_is_refused_instead_of_being_carried_out_late() -> None:
+    disk = MemoryDisk(before_commit=slow(5))
+    async with running(disk, settings=ShardSettings(mailbox_max=4, queue_ms=2_000)) as rig:
+        [held] = await rig.all(reserve("held"))
+        token = held.got(Reserved).token
+        [busy] = rig.send(reserve("busy"))
+        await trio.sleep(1)
+        calls = rig.send(*(reserve(f"k{number}") for number in range(4)), commit("held", token), reserve("late"))
+        assert [call.answered for call in calls] == [False] * 5 + [True]
+        for call in calls:
+            await call.wait()
+        busy.got(Reserved)
+        assert [type(call.answer) for call in calls] == [Overloaded] * 4 + [Committed, Overloaded]
+        assert rig.watch.refused_commands == 5
+        assert set(disk.ids) == {identity(key) for key in ("held", "busy")}
+
+
+@on_mock_time
 async def test_tokens_rise_with_every_grant_of_a_shard() -> None:
     async with running() as rig:
         calls = await rig.all(*(reserve(f"k{number}") for number in range(5)))
@@ -141,7 +180,7 @@ async def test_tokens_rise_with_every_grant_of_a_shard() -> None:
 @on_mock_time
 async def test_what_the_mailbox_has_no_room_for_is_answered_at_once() -> None:
     disk = MemoryDisk(before_commit=slow(5))
-    async with running(disk, settings=ShardSettings(mailbox_max=4)) as rig:
+    async with running(disk, settings=ShardSettings(mailbox_max=4, queue_ms=60_000)) as rig:
         busy = rig.send(reserve("busy"))
         await trio.sleep(1)
         calls = rig.send(*(reserve(f"k{number}") for number in range(10)))

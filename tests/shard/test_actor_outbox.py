@@ -93,13 +93,13 @@ async def dispatching(
     bell = ears.bell if ears else Bell()
     shared: list[Sequencer] = []
 
-    def make(*arguments: Any) -> Shard:
+    def make(*arguments: Any, **named: Any) -> Shard:
         if not shared:
             shared.append(Sequencer(arguments[4].now_us))
         build: Callable[..., Shard] = Shard
         # The rig has opened it.
         arguments[1].__class__ = engine
-        return build(*arguments, bell=bell, sequencer=shared[0])
+        return build(*arguments, bell=bell, sequencer=shared[0], **named)
 
     async with running(*disks, policy=policy, make=make, **given) as rig:
         bell.on_moved = rig.router.lines_moved

@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
-from idemactor.core.commands import Get
+from idemactor.core.commands import Command, Doubt, Extend, Get, Release
 from idemactor.core.keys import Identity
 from idemactor.core.queries import Inspect
-from idemactor.shard.mailbox import Envelope, Mailbox
-from tests.shard.harness import Call, identity, on_mock_time
+from idemactor.shard.mailbox import BOUND_MIN, Envelope, Mailbox
+from tests.shard.harness import Call, commit, identity, on_mock_time
 
 
 def letters(count: int) -> list[Envelope]:
@@ -20,8 +20,13 @@ def letters(count: int) -> list[Envelope]:
     return [Envelope(command, Call(command), number) for number in range(count)]
 
 
+def still(size_max: int) -> Mailbox:
+    """A mailbox for which no time passes."""
+    return Mailbox(size_max, now=lambda: 0.0)
+
+
 def test_it_takes_what_there_is_room_for_and_says_how_many() -> None:
-    box = Mailbox(3)
+    box = still(3)
     sent = letters(5)
     assert box.put(sent[:2]) == []
     assert box.put(sent[2:]) == sent[3:]
@@ -33,7 +38,7 @@ def test_it_takes_what_there_is_room_for_and_says_how_many() -> None:
 
 
 def test_taking_goes_in_order_and_in_steps() -> None:
-    box = Mailbox(10)
+    box = still(10)
     sent = letters(5)
     box.put(sent)
     assert [box.take(2), box.take(2), box.take(2), box.take(2)] == [sent[:2], sent[2:4], sent[4:], []]
@@ -131,7 +136,7 @@ def tags(envelopes: list[Envelope]) -> list[object]:
 
 
 def test_where_more_waits_than_a_turn_takes_tenants_take_turns() -> None:
-    box = Mailbox(1_000)
+    box = still(1_000)
     box.put(of("loud", 500))
     box.put(of("quiet", 3))
     first = box.take(10)
@@ -149,7 +154,7 @@ def test_where_more_waits_than_a_turn_takes_tenants_take_turns() -> None:
 
 
 def test_more_tenants_than_a_turn_takes_all_have_their_turn() -> None:
-    box = Mailbox(100)
+    box = still(100)
     names = [f"t{number}" for number in range(7)]
     box.put([envelope for name in names for envelope in of(name, 2)])
     taken = [tag for _ in range(5) for tag in tags(box.take(3))]
@@ -158,7 +163,7 @@ def test_more_tenants_than_a_turn_takes_all_have_their_turn() -> None:
 
 
 def test_a_tenant_that_fills_its_line_leaves_the_others_theirs() -> None:
-    box = Mailbox(4)
+    box = still(4)
     assert tags(box.put(of("loud", 6))) == [("loud", 4), ("loud", 5)]
     assert box.put(of("quiet", 2)) == []
     assert tags(box.put(of("loud", 1) + of("quiet", 3))) == [("loud", 0), ("quiet", 2)]
@@ -166,3 +171,100 @@ def test_a_tenant_that_fills_its_line_leaves_the_others_theirs() -> None:
     # Neither does it keep out what the server itself asks.
     inspect = Inspect()
     assert box.put([Envelope(inspect, Call(inspect), None)]) == []
+
+
+# --------------------------------------------------------------------------------------------------------------- time
+
+QUEUE_MS = 1_000
+
+
+class Watched:
+    """A mailbox, and its time."""
+
+    def __init__(self, size_max: int) -> None:
+        self.now = 100.0
+        self.box = Mailbox(size_max, QUEUE_MS, lambda: self.now)
+
+
+def ends(*commands: Command) -> list[Envelope]:
+    return [Envelope(command, Call(command), type(command).__name__) for command in commands]
+
+
+def test_what_fits_waits_for_as_long_as_it_takes() -> None:
+    watched = Watched(100)
+    assert watched.box.put(of("loud", 100)) == []
+    watched.box.take(10)
+    watched.now += 60
+    assert watched.box.take_late() == []
+    assert len(watched.box.take(100)) == 90
+
+
+def test_what_waits_too_long_of_somebody_who_asks_for_too_much_is_refused_then() -> None:
+    watched = Watched(60)
+    box = watched.box
+    assert len(box.put(of("loud", 61) + of("quiet", 1))) == 1
+    watched.now += QUEUE_MS / 1_000 - 0.001
+    assert len(box.put(of("loud", 1))) == 1
+    box.take(20)
+    assert box.put(of("loud", 2)) == []
+    assert box.take_late() == []
+    watched.now += 0.002
+    late = box.take_late()
+    assert {tag[0] for tag in tags(late)} == {"loud"}  # type: ignore[index]
+    assert len(late) == 41
+    # What came later is not late yet.
+    assert tags(box.take(10)) == [("loud", 0), ("loud", 1)]
+    assert len(box) == 0
+
+
+def test_what_ends_an_attempt_is_never_late_and_first_of_what_is_left() -> None:
+    watched = Watched(4)
+    box = watched.box
+    endings = ends(
+        commit("a", 1), Extend(identity("b"), 2, 1_000), Release(identity("c"), 3), Doubt(identity("d"), 4, "x")
+    )
+    box.put([*letters(2), *endings[:2]])
+    assert box.put(letters(1)) != []
+    # There is room for them where there is none for anything else.
+    assert box.put(endings[2:]) == []
+    assert box.put(letters(1)) != []
+    assert [len(box.put(ends(commit("e", 5)))) for _ in range(3)] == [0, 0, 1]
+    watched.now += 2
+    assert [type(envelope.command) for envelope in box.take_late()] == [Get, Get]
+    assert tags(box.take(3)) == ["Commit", "Extend", "Release"]
+    assert tags(box.take(9)) == ["Doubt", "Commit", "Commit"]
+    assert len(box) == 0
+
+
+def test_of_an_overloaded_tenant_only_as_many_wait_as_are_taken_in_half_of_the_time() -> None:
+    watched = Watched(10_000)
+    box = watched.box
+    box.put(of("loud", 10_001))
+    for _ in range(30):
+        watched.now += 0.1
+        box.take_late()
+        box.take(100)
+        box.put(of("loud", 1_000))
+    # A thousand a second.
+    assert len(box) == 500
+    waited: list[float] = []
+    for _ in range(10):
+        came = watched.now
+        box.put([*of("loud", 600)])
+        while box.take(100):
+            watched.now += 0.1
+            assert box.take_late() == []
+        waited.append(watched.now - came)
+    assert max(waited) < 1
+    # It was empty: that was no overload any more, and the bound is the first one again.
+    assert box.put(of("loud", 9_000)) == []
+
+
+def test_a_slow_shard_still_takes_a_few() -> None:
+    watched = Watched(10_000)
+    watched.box.put(of("loud", 10_001))
+    watched.now += 0.9
+    watched.box.take(1)
+    watched.now += 0.9
+    watched.box.take_late()
+    assert len(watched.box.put(of("loud", 1_000))) == 1_000 - BOUND_MIN

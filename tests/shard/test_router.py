@@ -6,12 +6,11 @@ import trio
 import trio.testing
 
 from idemactor.core.commands import Accept, Get, Release
-from idemactor.core.keys import identity_hash, shard_of
+from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.queries import Inspect, Inspected, ListIncidents
 from idemactor.core.replies import Committed, Completed, InFlight, Overloaded, Released, Reserved
 from idemactor.shard.actor import ShardSettings
-from idemactor.shard.mailbox import Answer, Envelope
-from idemactor.shard.router import OVERLOADED_RETRY_MS
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope
 from idemactor.storage.memory import MemoryDisk
 from tests.shard.harness import Call, commit, identity, key_in, on_mock_time, reserve, running, slow
 
@@ -134,3 +133,15 @@ async def test_answers_of_one_turn_reach_a_connection_in_one_delivery() -> None:
         rig.router.route([*envelopes[:2], Envelope(other.command, other, None), envelopes[2]])
         await other.wait()
         assert connection.deliveries == [tags]
+
+
+@on_mock_time
+async def test_whose_commands_found_no_room_is_said_and_who_was_heard_known() -> None:
+    async with running(settings=ShardSettings(mailbox_max=2, queue_ms=60_000)) as rig:
+        commands = [Get(Identity(tenant, "trade", "k")) for tenant in ("a", "a", "a", "b", "a")]
+        calls = [Call(command) for command in commands]
+        assert not rig.router.company.shared
+        assert rig.router.route([Envelope(call.command, call, None) for call in calls]) == {"a": 2}
+        assert rig.router.company.shared
+        for call in calls:
+            await call.wait()

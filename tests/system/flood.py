@@ -7,6 +7,7 @@ followed at once by another. So it is a load that does not give way, like many c
 from __future__ import annotations
 
 import json
+import os
 import selectors
 import socket
 import sys
@@ -121,6 +122,8 @@ def _percentiles(latencies_s: list[float]) -> tuple[float, float]:
 
 
 def main() -> None:
+    # See ``test_overload``.
+    os.nice(10)
     address, token, connections, depth, seconds = sys.argv[1:]
     print(json.dumps(asdict(flood(address, token, int(connections), int(depth), float(seconds)))), flush=True)
 

@@ -1,6 +1,10 @@
 """More load than a server can carry: it goes on at its pace, says no at once to the rest, and is itself again after.
 
-``OVERLOAD_SECONDS`` makes it longer; bounds are wide, because other things run on the machine of a test.
+``OVERLOAD_SECONDS`` makes it longer; from 30 on the bounds are those that are promised, which want a machine that does
+nothing else. Shorter, they are wide. The flood gives way to server and callers where they want the same processor
+(``os.nice``): it stands for many machines, and what is measured is not which of them the kernel lets run. What callers
+see is measured by some who ask one thing at a time: of the flood's own calls most wait in the sockets of their senders,
+for as long as it takes to answer 150,000, whatever the server does.
 """
 
 from __future__ import annotations
@@ -9,6 +13,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +21,7 @@ from typing import Final
 
 import pytest
 
-from tests.system.clients import HttpClient, RpcClient
+from tests.system.clients import HttpClient, RpcClient, RpcError
 from tests.system.flood import Told
 from tests.system.process import Server, assert_calm, environment
 from tests.system.test_start import token_toml
@@ -78,8 +83,33 @@ def p99(ordered: list[float]) -> float:
     return ordered[int(len(ordered) * 0.99)]
 
 
-@pytest.mark.parametrize("workers", [1])
+class Asking(threading.Thread):
+    """A caller of the tenant that floods, who asks one thing at a time, and goes on at once after a refusal."""
+
+    def __init__(self, server: Server, seconds: float) -> None:
+        super().__init__()
+        self.admitted_ms: list[float] = []
+        self.refused_ms: list[float] = []
+        self._server = server
+        self._seconds = seconds
+        self.start()
+
+    def run(self) -> None:
+        with self._server.rpc_client() as client:
+            client.request("auth", {"token": "loud"})
+            end = time.monotonic() + self._seconds
+            while time.monotonic() < end:
+                started, found = time.perf_counter(), self.admitted_ms
+                try:
+                    client.call("accept", key=f"asking-{time.time_ns()}")
+                except RpcError:
+                    found = self.refused_ms
+                found.append((time.perf_counter() - started) * 1_000)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
 def test_overload(home: Path, workers: int) -> None:
+    strict = STRICT and workers == 1
     with Server(home, CONFIG, flags=["--workers", str(workers)]) as server, server.rpc_client() as quiet:
         quiet.request("auth", {"token": "quiet"})
         alone = p99(latencies_ms(quiet, SECONDS / 2))
@@ -87,32 +117,41 @@ def test_overload(home: Path, workers: int) -> None:
         with flooding(server, BASE, SECONDS) as process:
             beside_base = p99(latencies_ms(quiet, SECONDS * 0.8))
             best = told_by(process)
-        best_per_cpu = best.results["accepted"] / (cpu_s(server.pid) - started_s)
+        best_per_cpu = best.per_s * best.seconds / max(0.01, cpu_s(server.pid) - started_s)
         before, started_s = resident_mb(server.pid), cpu_s(server.pid)
         with flooding(server, FLOOD, 2 * SECONDS) as process:
             time.sleep(SECONDS)
+            asking = Asking(server, SECONDS * 0.8)
             beside_flood = p99(latencies_ms(quiet, SECONDS * 0.8))
+            asking.join()
             during = resident_mb(server.pid)
             flood = told_by(process)
-        flood_per_cpu = flood.results["accepted"] / (cpu_s(server.pid) - started_s)
+        flood_per_cpu = flood.per_s * flood.seconds / max(0.01, cpu_s(server.pid) - started_s)
         started = time.perf_counter()
         assert quiet.call("accept", key="after")["result"] == "accepted"
         recovery_s = time.perf_counter() - started
+        time.sleep(max(0, 1 - recovery_s))
         again = p99(latencies_ms(quiet, 1))
         print(
             f"best {best.per_s:.0f}/s, flooded {flood.per_s:.0f}/s: {flood.results};\n"
             f"for a second of processor time {best_per_cpu:.0f} and {flood_per_cpu:.0f};\n"
-            f"quiet p99 alone {alone:.0f}, beside the best {beside_base:.0f}, beside the flood {beside_flood:.0f},"
-            f" after it {again:.0f} ms; recovery {recovery_s:.2f} s, {before} -> {during} MB,"
-            f" admitted p99 {flood.admitted_p99_ms:.0f} ms"
+            f"quiet p99 alone {alone:.1f}, beside the best {beside_base:.1f}, beside the flood {beside_flood:.1f},"
+            f" a second after it {again:.1f} ms; recovery {recovery_s:.2f} s, {before} -> {during} MB;\n"
+            f"one call after the other of the tenant that floods: {len(asking.admitted_ms)} admitted, longest"
+            f" {max(asking.admitted_ms, default=0):.0f} ms; {len(asking.refused_ms)} refused, longest"
+            f" {max(asking.refused_ms, default=0):.0f} ms"
         )
         assert flood.results.keys() == {"accepted", "IDEMPOTENCY_OVERLOADED"}, "nobody was told no, or something else"
-        # By the processor's time, which other programs on the machine do not take away; and not by resting too much.
-        assert flood_per_cpu > best_per_cpu * (0.75 if STRICT else 0.4)
-        assert flood.per_s > best.per_s * (0.5 if STRICT else 0.2)
+        assert asking.admitted_ms or asking.refused_ms
+        assert max(asking.admitted_ms + asking.refused_ms) < (3_000 if strict else 10_000)
+        # Also by the processor's time, which other programs on the machine do not take away.
+        if workers == 1:
+            assert flood_per_cpu > best_per_cpu * (0.7 if strict else 0.4)
+        assert flood.per_s > best.per_s * (0.8 if strict else 0.15)
         assert during - before < GROWTH_MB_MAX
-        assert beside_flood < (3 * beside_base if STRICT else 3_000)
-        assert recovery_s < (1 if STRICT else 3)
+        assert beside_flood < (3 * alone if strict else 1_500)
+        assert again < (3 * alone if strict else 1_500)
+        assert recovery_s < (1 if strict else 3)
         assert_calm(server)
         assert server.terminate() == 0
 
