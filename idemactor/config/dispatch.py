@@ -9,7 +9,7 @@ from idemactor.config import kinds
 from idemactor.config.gateway import read_statuses, read_success, read_text
 from idemactor.config.kinds import Kind
 from idemactor.config.section import Section
-from idemactor.config.senders import secret_variables
+from idemactor.config.senders import secret_variables, shown_variable
 from idemactor.core import limits as core_limits
 from idemactor.core.policy import DispatchPolicy, OnFailure
 from idemactor.dispatch import limits
@@ -23,6 +23,9 @@ _PUSHING: Final = (
     *("success", "definite_failure", "not_executed"),
 )
 """What is about requests to a URL, and would never be read without one."""
+KEY_BYTES_MIN: Final = 24
+KEY_BYTES_MAX: Final = 64
+"""How long a key that signs may be (Standard Webhooks, "signature scheme")."""
 _SPACING: Final = ("first_ms", "factor", "longest_ms")
 _ASKING: Final = ("status_committed", "status_released", "status_after_ms")
 _NOWHERE: Final = Endpoint(Origin("http", "", 0), "/")
@@ -137,12 +140,18 @@ def _secrets(section: Section, environment: Mapping[str, str]) -> tuple[bytes, .
     for name in names:
         secret = environment.get(name, "")
         if not secret:
-            section.report(f"the environment variable {name} is not set", "secret_env")
+            section.report(f"the environment variable {shown_variable(name)} is not set", "secret_env")
             continue
         try:
-            keys.extend(Verify(Scheme.STANDARD_WEBHOOKS, (name,), (secret,)).keys)
+            [key] = Verify(Scheme.STANDARD_WEBHOOKS, (name,), (secret,)).keys
         except InvalidSecret as error:
-            section.report(f"the environment variable {name}: {error}", "secret_env")
+            section.report(f"the environment variable {shown_variable(name)}: {error}", "secret_env")
+            continue
+        if not KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX:
+            wrong = f"its key has {len(key)} bytes, and Standard Webhooks asks for {KEY_BYTES_MIN} to {KEY_BYTES_MAX}"
+            way_out = 'make one with: echo "whsec_$(openssl rand -base64 32)"'
+            section.report(f"the environment variable {shown_variable(name)}: {wrong}; {way_out}", "secret_env")
+        keys.append(key)
     return tuple(keys)
 
 

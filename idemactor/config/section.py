@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from idemactor.config.kinds import NAME_ALLOWED, Kind, is_name, show
 from idemactor.config.tree import Leaf, Problem, Table
 
 T = TypeVar("T")
 D = TypeVar("D")
+
+_HIDDEN: Final = "(not shown)"
 
 
 class Section:
@@ -62,7 +64,8 @@ class Section:
         for name in self._table.members:
             section = self.section(name)
             if not is_name(name):
-                self.report(f"{show(name)} is no name: it must be {NAME_ALLOWED}", name)
+                shown = _HIDDEN if self._may_hold_secrets else show(name)
+                self.report(f"{shown} is no name: it must be {NAME_ALLOWED}", name)
             elif isinstance(self._table.members[name], Table):
                 yield name, section
 
@@ -121,6 +124,11 @@ class Section:
                 hint = f"did you mean {near[0]}?" if near else f"there are {known}"
                 self.report(f"no such setting; {hint}", name)
 
+    @property
+    def _may_hold_secrets(self) -> bool:
+        """A token may stand where its name belongs, and an error line goes to the log."""
+        return self._setting.partition(".")[0] == "auth"
+
     def _dotted(self, name: str) -> str:
-        part = name if is_name(name) or name.isdecimal() else show(name)
+        part = name if is_name(name) or name.isdecimal() else _HIDDEN if self._may_hold_secrets else show(name)
         return f"{self._setting}.{part}" if self._setting else part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -21,6 +22,9 @@ TOLERANCE_MS_MAX: Final = limits.DAY_MS
 
 _RESERVED: Final = "IDEMACTOR_"
 """What variables that are settings begin with: no secret may, for it would be taken for one."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+"""What a name in the environment is made of (POSIX.1-2017, base definitions, section 8.1, and lower case)."""
+_USUAL_NAME: Final = re.compile(r"[A-Z_][A-Z0-9_]*")
 _REFS: Final = '"header:NAME", "query:NAME" or JSON Pointers'
 _DURATION: Final = kinds.integer(limits.TTL_MS_MIN, limits.TTL_MS_MAX)
 
@@ -118,7 +122,7 @@ def _verify(section: Section, scheme: Scheme | None, environment: Mapping[str, s
     secrets = [environment.get(variable, "") for variable in variables]
     for variable, secret in zip(variables, secrets, strict=True):
         if not secret:
-            section.report(f"the environment variable {variable} is not set", "secret_env")
+            section.report(f"the environment variable {shown_variable(variable)} is not set", "secret_env")
     if not secrets or not all(secrets):
         return None
     try:
@@ -192,20 +196,28 @@ def secret_variables() -> Kind[tuple[str, ...]]:
     """Names of environment variables that hold secrets: one, or a list."""
 
     def check(text: str) -> None:
-        if not text or "=" in text or "\0" in text:
-            raise ValueError("is no name of a variable")
+        if not _NAME.fullmatch(text):
+            raise ValueError("one is no name of a variable; the secret itself belongs into that variable")
         if text.upper().startswith(_RESERVED):
-            raise ValueError(f"begins with {_RESERVED}, as settings do")
-
-    many = kinds.texts("", check)
+            raise ValueError(f"one begins with {_RESERVED}, as settings do")
 
     def read(value: object) -> tuple[str, ...]:
-        found = many.read([value] if isinstance(value, str) else value)
-        if not found:
+        found = [value] if isinstance(value, str) else value
+        if not isinstance(found, (list, tuple)) or not found or not all(isinstance(one, str) for one in found):
             raise ValueError
-        return found
+        for text in found:
+            check(text)
+        if len({*found}) < len(found):
+            raise ValueError("one is in it twice")
+        return tuple(found)
 
-    return Kind("the name of an environment variable, or a list of them while a secret is rotated", read, Lexis.LIST)
+    allowed = "the name of an environment variable, or a list of them while a secret is rotated"
+    return Kind(allowed, read, Lexis.LIST, secret=True)
+
+
+def shown_variable(name: str) -> str:
+    """A variable's name for an error line; what does not look like one may be the secret itself, and is not shown."""
+    return name if _USUAL_NAME.fullmatch(name) else "that secret_env names (not shown)"
 
 
 def _checked(text: str) -> str:

@@ -39,7 +39,7 @@ RESTART_MS: Final = 1_000
 """The rest after a fault of our own, before a relay or a reconciler begins again."""
 
 FAILURES_TO_OPEN: Final = 5
-"""So many failures in a row, and a destination counts as down."""
+"""So many failures in a row, and a destination counts as down; a round of the reconciler ends there, too."""
 PAUSE_MS_MIN: Final = 500
 """The first pause of a destination that is down, at least; each failed probe doubles it."""
 PAUSE_MS_MAX: Final = 30_000

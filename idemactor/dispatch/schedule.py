@@ -10,7 +10,9 @@ from typing import Final
 from idemactor.dispatch.destination import Retry
 from idemactor.dispatch.limits import RETRY_AFTER_MS_MAX
 
-_SECONDS: Final = re.compile(r"[0-9]{1,12}")
+_SECONDS: Final = re.compile(r"[0-9]+")
+_DIGITS_MAX: Final = 12
+"""More of them, without zeros in front, are beyond every bound; reading a number of any length takes too long."""
 _MS_PER_S: Final = 1_000
 
 
@@ -39,8 +41,13 @@ def retry_after_ms(values: list[str], now_ms: int) -> int | None:
     if len(values) != 1:
         return None
     text = values[0].strip()
-    wait_ms = int(text) * _MS_PER_S if _SECONDS.fullmatch(text) else _until_date(text, now_ms)
+    wait_ms = _seconds_ms(text) if _SECONDS.fullmatch(text) else _until_date(text, now_ms)
     return None if wait_ms is None else max(0, min(wait_ms, RETRY_AFTER_MS_MAX))
+
+
+def _seconds_ms(digits: str) -> int:
+    digits = digits.lstrip("0") or "0"
+    return int(digits) * _MS_PER_S if len(digits) <= _DIGITS_MAX else RETRY_AFTER_MS_MAX
 
 
 def _until_date(text: str, now_ms: int) -> int | None:

@@ -122,7 +122,14 @@ def _route(app: QuartTrio, method: str | None, path: str, view: View) -> None:
     """Route ``path`` to ``view``, for one method or, None, for any there may be."""
     endpoint = f"{method or 'any'} {path}"
     if method is not None:
-        app.add_url_rule(path, endpoint=endpoint, view_func=_as_function(view), methods=[method])
+        # Quart's own answer to OPTIONS would be an empty page, without a token.
+        app.add_url_rule(
+            path,
+            endpoint=endpoint,
+            view_func=_as_function(view),
+            methods=[method],
+            provide_automatic_options=False,
+        )
         return
     # With ``add_url_rule``, no methods would mean GET.
     rule = app.url_rule_class(path, methods=None, endpoint=endpoint, provide_automatic_options=False)

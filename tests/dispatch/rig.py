@@ -159,8 +159,9 @@ class FakeShards:
             case Heads():
                 return Behind(tuple(turn for turn in query.turns if self._is_behind(shard, turn)))
             case Inspect():
-                doubts = sum(row.state == "in_doubt" for row in self.rows if row.shard == shard)
-                return Inspected(((("default", "orders"), Tally(in_doubt=doubts)),), None, 0, 0)
+                tenants = [row.identity.tenant for row in self.rows if row.shard == shard and row.state == "in_doubt"]
+                counts = {(one, "orders"): Tally(in_doubt=tenants.count(one)) for one in tenants}
+                return Inspected(tuple(counts.items()), None, 0, 0)
             case ListRecords():
                 return self._page(shard, query)
             case _:
@@ -219,7 +220,8 @@ class FakeShards:
 
     def _page(self, shard: int, query: ListRecords) -> RecordsPage:
         assert query.state == "in_doubt"
-        rows = [row for row in self.rows if row.shard == shard and row.state == "in_doubt" and row.seq > query.after_id]
+        mine = [row for row in self.rows if row.shard == shard and row.identity.tenant == query.tenant]
+        rows = [row for row in mine if row.state == "in_doubt" and row.seq > query.after_id]
         some = rows[: query.limit]
         found = tuple((row.seq, row.identity.key, _record(row)) for row in some)
         return RecordsPage(found, some[-1].seq if len(rows) > len(some) else None)

@@ -4,13 +4,15 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 from trio.testing import MockClock
 
 from idemactor.core.commands import Postpone, Resolve, Verdict
+from idemactor.core.keys import Identity
 from idemactor.dispatch import limits
 from idemactor.dispatch.destination import Endpoint, StatusPage
-from tests.dispatch.rig import ORIGIN, Rig, answers, destination, now_ms, running
+from tests.dispatch.rig import HOUR_MS, ORIGIN, Rig, Row, answers, destination, now_ms, running
 from tests.gateway.proxy.rig import Received
 
 PAGE = StatusPage(Endpoint(ORIGIN, "/orders/{operation_id}?full=1"))
@@ -110,10 +112,65 @@ async def test_a_destination_that_is_down_is_asked_ever_more_rarely(autojump_clo
             row = rig.shards.add(str(number))
             row.state, row.token, row.reserved_at = "in_doubt", 1, now_ms()
         await trio.sleep(3_600)
-        most = (3_600_000 / limits.PAUSE_MS_MAX + 10) * (limits.RECONCILE_CONCURRENCY + 1)
+        most = (3_600_000 / limits.PAUSE_MS_MAX + 10) * (limits.RECONCILE_CONCURRENCY + limits.FAILURES_TO_OPEN)
         assert 100 < len(rig.tries) <= most
         rig.upstream.refuses = False
         await rig.until_states("succeeded", most_s=130)
+
+
+def doubt(rig: Rig, key: str, *, tenant: str = "default", age_ms: int = 0) -> Row:
+    """An operation that is in doubt already."""
+    row = rig.shards.add(key)
+    row.identity = Identity(tenant, "orders", key)
+    row.state, row.token, row.reserved_at = "in_doubt", 1, now_ms() - age_ms
+    return row
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_few_that_cannot_be_asked_about_do_not_hold_up_the_others(
+    autojump_clock: MockClock, *, hangs: bool
+) -> None:
+    bad: set[str] = set()
+
+    async def fails_for_some(received: Received) -> None:
+        if received.target.partition("?")[0].rpartition("/")[2] not in bad:
+            await received.answer(200, b"done")
+        elif hangs:
+            await trio.sleep_forever()
+        else:
+            await received.stream.aclose()
+
+    async with running(destination(status=PAGE), fails_for_some) as rig:
+        rows = [doubt(rig, str(number)) for number in range(28)]
+        bad.update(row.operation_id for row in rows[: limits.FAILURES_TO_OPEN - 1])
+        await rig.until(lambda: all(row.state == "succeeded" for row in rows[4:]), most_s=41)
+        assert [row.state for row in rows[:4]] == ["in_doubt"] * 4
+        later = doubt(rig, "later")
+        await rig.until(lambda: later.state == "succeeded", most_s=65)
+        bad.clear()
+        await rig.until_states("succeeded", most_s=130)
+
+
+@pytest.mark.parametrize("tenant", ["default", "other"])
+async def test_however_many_cannot_be_asked_about_the_others_have_their_turn(
+    autojump_clock: MockClock, tenant: str
+) -> None:
+    bad: set[str] = set()
+
+    async def fails_for_most(received: Received) -> None:
+        if received.target.partition("?")[0].rpartition("/")[2] in bad:
+            await received.stream.aclose()
+        else:
+            await received.answer(200, b"done")
+
+    count = 40 if tenant == "default" else 4_000
+    async with running(destination(status=PAGE), fails_for_most) as rig:
+        bad.update(doubt(rig, str(number), age_ms=HOUR_MS).operation_id for number in range(count))
+        good = doubt(rig, "good", tenant=tenant, age_ms=HOUR_MS)
+        await rig.until(lambda: good.state == "succeeded", most_s=300 if tenant == "default" else 60)
+        # Another one of the same tenant comes, while the round through the bad ones is not at its end.
+        later = doubt(rig, "later", tenant=tenant)
+        await rig.until(lambda: later.state == "succeeded", most_s=300 if tenant == "default" else 120)
 
 
 async def test_the_token_decides_between_a_late_holder_and_the_reconciler(autojump_clock: MockClock) -> None:
