@@ -74,7 +74,7 @@ _LATEST: Final = (
 _TOUCH: Final = "UPDATE state SET recoveries = recoveries + 1"
 
 LOST_MAX: Final = 2**32
-"""How many batches a power loss may take at most: a file that is further ahead is of another directory."""
+"""How many batches may be lost at most: a file that is further ahead, or behind, is of another directory."""
 
 _MISMATCH: Final = (
     "one of the two lost its end, was restored without the other, or is of another directory; restore the whole"
@@ -116,7 +116,8 @@ class Held:
             lossy: A power loss may have taken the end of the journal: the file may be ahead of it by ``LOST_MAX``.
 
         Raises:
-            UnfitError: They do not fit: one of the two is older than the other.
+            DamagedError: The file lost its end, or is older than the journal.
+            UnfitError: The journal is older than the file, or of another directory.
         """
         if seq > self.end and not (lossy and seq - self.end <= LOST_MAX):
             raise UnfitError(
@@ -124,11 +125,12 @@ class Held:
                 ' failure under durability = "process", start once more with that setting)'
             )
         if seq < self.dropped:
-            raise UnfitError(f"its file ends at batch {seq}, and the journal goes on at {self.dropped}: {_MISMATCH}")
+            kind = DamagedError if self.dropped - seq <= LOST_MAX else UnfitError
+            raise kind(f"its file ends at batch {seq}, and the journal goes on at {self.dropped}: {_MISMATCH}")
         lacking = [row for row in self.rows if row.seq > seq]
         for row in lacking:
             if row.previous != seq:
-                raise UnfitError(
+                raise DamagedError(
                     f"its file ends at batch {seq}, and the journal goes on at {row.previous}: {_MISMATCH}"
                 )
             seq = row.seq
@@ -292,6 +294,7 @@ class JournalFile(WalFile[int]):
                 raise DamagedError(damaged(self._name, "and without checksums nothing in it can be relied upon"))
             connection = self._connect()
             self._greet(connection)
+            self._refuse_changed_header()
             self._refuse_torn_wal(connection)
             refuse_lost_end(connection, self._name, synced)
             return read_behind(connection, shard, applied)

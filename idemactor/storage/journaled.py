@@ -167,8 +167,13 @@ class JournaledEngine:
         if (self._no_room or not self._overlay.fits(batch)) and await self._write() is not CommitResult.OK:
             return CommitResult.FAILED
         self._broken = True
-        detour = self._alone is None and len(body) <= BODY_BYTES_MAX
-        result = await (self._append(batch, body) if detour else self._bypass(batch, len(body)))
+        if self._alone is not None:
+            self.last_sync_s = 0.0
+            result = await self._write_at_once(batch, len(body))
+        elif len(body) <= BODY_BYTES_MAX:
+            result = await self._append(batch, body)
+        else:
+            result = await self._bypass(batch, len(body))
         self._broken = result is not CommitResult.OK
         self._forgets = self._forgets or batch.forgets
         return result
@@ -192,12 +197,16 @@ class JournaledEngine:
         result = await self._append(number, journal_rows.encode(number))
         if result is not CommitResult.OK:
             return result
-        self._lay_over(batch, size)
-        result = await self._write()
-        self.last_sync_s += self._inner.last_sync_s
+        result = await self._write_at_once(batch, size)
         if result is CommitResult.OK and not await self._journal.settle():
             # It is in the file. Whether that would be missed is not known.
             result = CommitResult.UNKNOWN
+        return result
+
+    async def _write_at_once(self, batch: Batch, size: int) -> CommitResult:
+        self._lay_over(batch, size)
+        result = await self._write()
+        self.last_sync_s += self._inner.last_sync_s
         return result
 
     async def confirm(self) -> CommitResult:

@@ -153,6 +153,7 @@ class WalFile(ABC, Generic[S]):
     def _open(self, recovering: bool) -> S:
         connection = self._connection = self._connect()
         self._greet(connection)
+        self._refuse_changed_header()
         self._refuse_torn_wal(connection)
         self._refuse_suspect(connection)
         self._set_up(connection)
@@ -164,9 +165,9 @@ class WalFile(ABC, Generic[S]):
 
     def _connect(self) -> apsw.Connection:
         self._find_file()
-        if self._checksums is not None and has_checksums(Path(self._name)) != self._checksums:
-            # What says whether there are checksums is a byte that no checksum is compared for.
-            raise DamagedError(damaged(self._name, "its header is not as it was written"))
+        if not os.stat(self._name).st_size:
+            # To SQLite that is a new file, of no program in particular.
+            raise DamagedError(damaged(self._name, "it is empty"))
         connection = apsw.Connection(self._name, flags=apsw.SQLITE_OPEN_READWRITE, vfs=self._vfs or checked_vfs())
         # Closing must only ever close: a checkpoint there would write to a file that has just proved to be unwell.
         connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1)
@@ -186,6 +187,11 @@ class WalFile(ABC, Generic[S]):
         elif self._wal_inode is not None and _inode_of(self._name + "-wal") != self._wal_inode:
             # What was acknowledged and not copied yet went with it. The file alone would look whole.
             raise StorageError(f"{self._name}-wal was deleted or replaced while in use; put both back from a backup")
+
+    def _refuse_changed_header(self) -> None:
+        """What says whether there are checksums is a byte that no checksum is compared for."""
+        if self._checksums is not None and has_checksums(Path(self._name)) != self._checksums:
+            raise DamagedError(damaged(self._name, "its header is not as it was written"))
 
     def _refuse_torn_wal(self, connection: apsw.Connection) -> None:
         """Refuse a WAL that was longer once."""

@@ -234,12 +234,23 @@ def of_another_day(path: Path) -> None:
     (path / "old").rename(path / shard_name(1))
 
 
-@pytest.mark.parametrize("mistake", [swapped, of_the_future, of_another_directory, of_another_day])
+@pytest.mark.parametrize("mistake", [swapped, of_the_future, of_another_directory])
 def test_a_mistake_is_no_damage(path: Path, mistake: Callable[[Path], None]) -> None:
     mistake(path)
     with pytest.raises(StartError) as refused:
         on(path, keys_of_nobody)
     assert isinstance(refused.value.__cause__, UnfitError)
+
+
+def test_a_file_that_is_older_than_the_journal_waits_alone(path: Path) -> None:
+    """It may as well have lost the end of its WAL."""
+    of_another_day(path)
+
+    async def story(found: FoundShards) -> None:
+        assert list(found.damaged) == [1]
+        assert "lost its end" in str(found.damaged[1])
+
+    on(path, story)
 
 
 def test_a_key_that_is_missing_is_no_damage(tmp_path: Path) -> None:

@@ -348,7 +348,7 @@ def test_a_directory_of_the_first_format_is_backed_up_with_its_journal(tmp_path:
 async def test_of_a_journal_that_lost_its_end_what_is_left_is_taken_only_apart(tmp_path: Path) -> None:
     filler = Filler(Random(3), tmp_path / "data", 2)
     await filler.open()
-    await filler.turns(40)
+    await filler.turns(47)
     left = killed(filler.path, tmp_path / "left")
     await filler.close()
     whole = content_of(left)
