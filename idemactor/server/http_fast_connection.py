@@ -102,6 +102,14 @@ class FastConnection:
 
     async def run(self) -> bytes | None:
         """Serve the connection; returns what is unread where somebody else has to go on with it, None at its end."""
+        try:
+            return await self._serve_all()
+        finally:
+            # What may be large is given back whatever path led here, and we know nobody any more who knows us.
+            self._unread = bytearray()
+            self._outbox.part()
+
+    async def _serve_all(self) -> bytes | None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._outbox.run)
             self._lane.watch(self._fd, self)

@@ -14,6 +14,10 @@ PIECE_BYTES: Final = 65_536
 _MS_PER_S: Final = 1_000
 
 
+def _nobody() -> None:
+    """Is told nothing."""
+
+
 class Outbox:
     """The sending side of one connection.
 
@@ -74,6 +78,12 @@ class Outbox:
         self._waiting.clear()
         self._wake.set()
         self._on_change()
+
+    def part(self) -> None:
+        """Send nothing any more, and tell nobody: without the other's name two that know each other are no cycle, and
+        are given back as soon as both are done."""
+        self.give_up()
+        self._on_change = _nobody
 
     def _write_now(self, fd: int, data: bytes) -> bytes:
         try:

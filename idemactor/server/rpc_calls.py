@@ -61,6 +61,25 @@ class Link(Protocol):
         """Do something that takes a while, as long as the connection lives."""
 
 
+class _Nobody:
+    """The ``Link`` of a connection that is over: answers may come later than its end."""
+
+    def send(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def stir(self) -> None:
+        """Nobody waits."""
+
+    def fail(self, error: Exception) -> None:
+        """It is closed already."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Nobody would be told what came of it."""
+
+
+_NOBODY: Final = _Nobody()
+
+
 class _Call(NamedTuple):
     """The tag of a command: what its answer needs to become a frame."""
 
@@ -94,7 +113,7 @@ class RpcCalls:
         self._context = context
         self._tracing = context.tracing
         self._waiting_max = waiting_max
-        self._link = link
+        self._link: Link = link
         self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
         self._epoch = context.authenticator.epoch
@@ -112,6 +131,12 @@ class RpcCalls:
     def tenant(self) -> str:
         """Whose keys the client works on; empty where it has not said who it is."""
         return "" if self._principal is None else self._principal.tenant
+
+    def part(self) -> None:
+        """The connection is over. What is in flight knows these calls and may take long: it keeps nothing else."""
+        self.closed = True
+        self._link = _NOBODY
+        self._batch, self._said = [], []
 
     def _keep_up(self) -> None:
         """Rights last as long as their token does, on connections that are open already, too."""
@@ -155,7 +180,6 @@ class RpcCalls:
 
     def take(self, incoming: Sequence[Incoming]) -> None:
         """What one read brought, in order; its commands go to the router together."""
-        self._batch = []
         self._keep_up()
         for one in incoming:
             try:
@@ -166,7 +190,9 @@ class RpcCalls:
             except RequestError as error:
                 self._refuse(one.msgid, error)
         if self._batch:
-            self._route(self._batch)
+            # Not kept until the next read: a command may be large, and the client silent.
+            batch, self._batch = self._batch, []
+            self._route(batch)
         if self._said:
             self._flush()
 

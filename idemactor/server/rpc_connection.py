@@ -92,8 +92,10 @@ class RpcConnection:
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # The client is gone; there is nobody to tell.
         finally:
-            self._calls.closed = True
-            self._outbox.give_up()
+            # What may be large is given back whatever path led here, and we know nobody any more who knows us.
+            self._calls.part()
+            self._outbox.part()
+            self._frames.forget()
             if self._outbox.too_slow:
                 self._context.observer.connection_failed(DOOR, trio.TooSlowError("answers were not read in time"))
 

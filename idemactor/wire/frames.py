@@ -79,8 +79,14 @@ class FrameReader:
                     self._feed_chunk(data[start : start + _CHUNK_BYTES], found)
         except ProtocolError as error:
             self._renew()
-            self.broken = error
+            # Another one: that which was raised knows the frames of our own calls, and so this reader, and neither
+            # would be given back before somebody looks for cycles.
+            self.broken = ProtocolError(*error.args)
         return found
+
+    def forget(self) -> None:
+        """The connection is over: what came of a frame that has not ended is given back at once."""
+        self._renew()
 
     def _renew(self) -> None:
         self._skipper = msgpack.Unpacker(read_size=_SKIPPER_BYTES, max_buffer_size=FRAME_BYTES_MAX + _CHUNK_BYTES)
