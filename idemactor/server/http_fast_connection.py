@@ -86,7 +86,7 @@ class FastConnection:
         self._heads = heads
         self._stream = stream
         self._fd = stream.socket.fileno()
-        self._outbox = Outbox(stream, limits.write_ms, self._stir)
+        self._outbox = Outbox(stream, limits.write_ms, self._stir, context.backlog)
         self._unread = bytearray()
         self._busy = False
         self._advancing = False
@@ -210,7 +210,7 @@ class FastConnection:
 
     @property
     def _may_take(self) -> bool:
-        return not self._busy and self._outbox.waiting_bytes <= self._limits.unsent_bytes_max
+        return not self._busy and self._outbox.room(self._limits.unsent_bytes_max) > 0
 
     def _go_on(self) -> None:
         """Something was answered, or sent: take what had to wait for that."""

@@ -8,6 +8,7 @@ twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -150,12 +151,19 @@ class FrameWriter:
     def __init__(self) -> None:
         self._packer = msgpack.Packer(use_bin_type=True, autoreset=False)
 
-    def encode(self, answers: Iterable[tuple[int, str | None, object]]) -> bytes:
-        """The frames of ``answers``, each (msgid, error or None, result or None), as one piece of bytes."""
+    def encode(self, answers: Iterable[tuple[int, str | None, object]], enough: float = math.inf) -> bytes:
+        """The frames of ``answers``, each (msgid, error or None, result or None), as one piece of bytes.
+
+        Args:
+            answers: Taken one by one, those that are not taken stay there.
+            enough: With so many bytes no further answer is taken.
+        """
         packer = self._packer
         try:
             for msgid, error, result in answers:
                 packer.pack((RESPONSE, msgid, error, result))
+                if len(packer.getbuffer()) >= enough:
+                    break
             frames: bytes = packer.bytes()
             return frames
         finally:
