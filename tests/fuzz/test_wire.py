@@ -97,6 +97,7 @@ class Nowhere:
     def __init__(self) -> None:
         self.sent = bytearray()
         self.failed: list[Exception] = []
+        self.room = 1 << 20
 
     def send(self, data: bytes) -> None:
         self.sent += data
