@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import dataclasses
+import gc
 import json
 import random
 import resource
@@ -697,11 +697,10 @@ async def test_thousands_of_connections(mock_clock: MockClock) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_nothing_of_a_closed_connection_waits_for_the_collector() -> None:
-    async with serving(trio.lowlevel.current_clock()) as server:
+async def test_nothing_of_a_closed_connection_waits_for_the_collector(mock_clock: MockClock) -> None:
+    async with serving(mock_clock) as server:
         client = server.connect()
-        while not server.door._connections:
-            await trio.sleep(0)
+        await trio.testing.wait_all_tasks_blocked(0.01)
         [connection] = (weakref.ref(one) for one in server.door._connections)
         gc.collect()
         gc.disable()
@@ -710,7 +709,7 @@ async def test_nothing_of_a_closed_connection_waits_for_the_collector() -> None:
             await client.stream.aclose()
             with trio.fail_after(30):
                 while server.over == 0:
-                    await trio.sleep(0)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert connection() is None
         finally:

@@ -878,7 +878,7 @@ async def test_nothing_of_a_closed_connection_waits_for_the_collector(last: byte
             await peer.stream.aclose()
             with trio.fail_after(30):
                 while server.over == 0:
-                    await trio.sleep(0)
+                    await trio.testing.wait_all_tasks_blocked(0.01)
             await trio.testing.wait_all_tasks_blocked(0.01)
             assert connection() is None
         finally:

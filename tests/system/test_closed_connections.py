@@ -15,10 +15,24 @@ from tests.system.process import Server, assert_calm
 from tests.system.test_idle import resident_kb, serves
 
 ROUNDS: Final = 150
-GROWTH_KB_MAX: Final = 100_000
-"""Of all rounds together: a third of what the smallest of them holds, and room for what the allocator keeps."""
+GROWTH_KB_MAX: Final = 50_000
+"""Of all rounds together, which say 300 MB: what 25 of them hold, for what the allocator keeps."""
 SETTLE_S: Final = 0.02
 """Between two connections, so that one is seen to its end before the next and not all of them are open at once."""
+
+
+CONFIG: Final = """
+[namespaces.default]
+
+[gateway]
+bind = ["127.0.0.1:0"]
+body_bytes_max = 8388608
+
+[[gateway.routes]]
+prefix = "/orders"
+upstream = "http://127.0.0.1:1"
+namespace = "default"
+"""
 
 
 def unfinished_frame(server: Server) -> tuple[str, bytes]:
@@ -37,9 +51,14 @@ def unfinished_body(server: Server) -> tuple[str, bytes]:
     return server.http, head + b"\r\n" + b" " * 2_000_000
 
 
-@pytest.mark.parametrize("attack", [unfinished_frame, whole_commit, unfinished_body])
+def unfinished_request(server: Server) -> tuple[str, bytes]:
+    head = b"POST /orders HTTP/1.1\r\nHost: x\r\nIdempotency-Key: k\r\nContent-Length: 2097152\r\n\r\n"
+    return server.addresses("gateway")[0], head + bytes(2_000_000)
+
+
+@pytest.mark.parametrize("attack", [unfinished_frame, whole_commit, unfinished_body, unfinished_request])
 def test_closed_connections_hold_nothing(home: Path, attack: Callable[[Server], tuple[str, bytes]]) -> None:
-    with Server(home) as server:
+    with Server(home, CONFIG) as server:
         address, said = attack(server)
         _come_and_go(address, said, 5)
         before = resident_kb(server.pid)
