@@ -13,6 +13,7 @@ import msgpack
 
 from idemactor.core.commands import Commit
 from idemactor.core.keys import check_key
+from idemactor.core.limits import FRAME_BYTES_MAX
 from idemactor.core.policy import Policy
 from idemactor.errors import RequestError
 from idemactor.gateway.profiles import SHIPPED
@@ -98,6 +99,10 @@ class Nowhere:
         self.sent = bytearray()
         self.failed: list[Exception] = []
         self.room = 1 << 20
+
+    @property
+    def room(self) -> int:
+        return FRAME_BYTES_MAX
 
     def send(self, data: bytes) -> None:
         self.sent += data
