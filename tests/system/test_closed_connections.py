@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import time
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests.system.clients import connect, frame
+from tests.system.clients import connect, frame, read_to_end
 from tests.system.process import Server, assert_calm
 from tests.system.test_idle import resident_kb, serves
 
 ROUNDS: Final = 150
 GROWTH_KB_MAX: Final = 50_000
 """Of all rounds together, which say 300 MB: what 25 of them hold, for what the allocator keeps."""
-SETTLE_S: Final = 0.02
-"""Between two connections, so that one is seen to its end before the next and not all of them are open at once."""
-
-
 CONFIG: Final = """
 [namespaces.default]
 
@@ -72,7 +68,9 @@ def test_closed_connections_hold_nothing(home: Path, attack: Callable[[Server], 
 
 
 def _come_and_go(address: str, said: bytes, count: int) -> None:
+    """One after the other: each is seen to its end by the server before the next, or what counts is what is open."""
     for _ in range(count):
         with connect(address, 30) as sock, contextlib.suppress(ConnectionError):
             sock.sendall(said)
-        time.sleep(SETTLE_S)
+            sock.shutdown(socket.SHUT_WR)
+            read_to_end(sock)
