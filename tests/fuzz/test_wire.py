@@ -98,7 +98,6 @@ class Nowhere:
     def __init__(self) -> None:
         self.sent = bytearray()
         self.failed: list[Exception] = []
-        self.room = 1 << 20
 
     @property
     def room(self) -> int:
