@@ -360,7 +360,6 @@ async def test_of_a_journal_that_lost_its_end_what_is_left_is_taken_only_apart(t
     restored = restore(left, tmp_path / "new", silent, apart=True)
     assert check_directory(tmp_path / "new").findings == ()
     kept = content_of(tmp_path / "new")
-    assert kept != whole
     assert kept.wholes.keys() & whole.wholes.keys()
     assert restored.next_token > max(each.entry.record.token for each in whole.wholes.values() if each.entry.record)
     DataDirectory.open(tmp_path / "new").close()
