@@ -110,6 +110,8 @@ class FrameReader:
         except msgpack.OutOfData:
             pass
         except (msgpack.FormatError, msgpack.StackError):
+            # How it begins is said first, as where its first bytes come alone.
+            _check_first_byte((self._pending or chunk[start:])[0])
             raise ProtocolError("not MessagePack, or nested without end") from None
         self._keep(chunk, start)
 
@@ -121,8 +123,7 @@ class FrameReader:
                 self._renew()
             return
         self._pending += memoryview(chunk)[start:]
-        if self._pending[0] not in _FIRST_BYTES:
-            raise ProtocolError("not a MessagePack-RPC request")
+        _check_first_byte(self._pending[0])
         if len(self._pending) > FRAME_BYTES_MAX:
             raise ProtocolError(f"a frame is larger than {FRAME_BYTES_MAX} bytes")
 
@@ -133,8 +134,7 @@ class FrameReader:
             frame = self._pending
             frame += tail
             self._pending = bytearray()
-        if frame[0] not in _FIRST_BYTES:
-            raise ProtocolError("not a MessagePack-RPC request")
+        _check_first_byte(frame[0])
         if len(frame) > FRAME_BYTES_MAX:
             raise ProtocolError(f"a frame is larger than {FRAME_BYTES_MAX} bytes")
         self._grown = self._grown or len(frame) > _SKIPPER_KEPT_BYTES
@@ -143,6 +143,11 @@ class FrameReader:
             self.notifications += 1
         else:
             found.append(incoming)
+
+
+def _check_first_byte(byte: int) -> None:
+    if byte not in _FIRST_BYTES:
+        raise ProtocolError("not a MessagePack-RPC request")
 
 
 class FrameWriter:

@@ -478,6 +478,16 @@ def test_whatever_comes_next_what_came_before_is_delivered(specs: list[Spec], no
     assert str(pieces.broken) == str(whole.broken)
 
 
+@pytest.mark.parametrize("noise", [b"\x81\xc1", b"\x94\xc1", b"\xc1", b"\x94\x00\x81\xc1"])
+def test_what_is_wrong_is_the_same_however_it_came(noise: bytes) -> None:
+    whole, pieces = FrameReader(), FrameReader()
+    whole.feed(noise)
+    for at in range(len(noise)):
+        pieces.feed(noise[at : at + 1])
+    assert whole.broken is not None
+    assert str(pieces.broken) == str(whole.broken)
+
+
 # Answers
 
 
