@@ -11,8 +11,11 @@ from functools import partial
 from typing import Final
 
 from quart import Response, request
+from quart.routing import QuartMap
+from quart.wrappers.base import BaseRequestWebsocket
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
+from werkzeug.routing import MapAdapter
 
 from idemactor.core.commands import Command
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
@@ -50,9 +53,30 @@ View = Callable[..., Awaitable[Response]]
 ForwardAuth = Callable[[ServerContext, HttpRequest, str], Awaitable[Told]]
 
 
+class _AnyHostMap(QuartMap):
+    """Paths are the same on every host; one that could be none would otherwise end in an error of the library."""
+
+    def bind_to_request(
+        self, request: BaseRequestWebsocket, subdomain: str | None, _server_name: str | None
+    ) -> MapAdapter:
+        return self.bind(
+            "localhost",
+            request.root_path,
+            subdomain,
+            request.scheme,
+            request.method,
+            request.path,
+            request.query_string.decode(),
+        )
+
+
+class _App(QuartTrio):
+    url_map_class = _AnyHostMap
+
+
 def build_app(context: ServerContext) -> QuartTrio:
     """The app that serves ``context``. Bodies, deadlines and hostile bytes are also the guard's, see ``http_guard``."""
-    app = QuartTrio("idemactor", static_folder=None)
+    app = _App("idemactor", static_folder=None)
     app.request_class = HttpRequest
     app.asgi_http_class = HttpExchange
     # A path that is almost right is wrong: a redirect would be an HTML page, and a POST behind it lost.

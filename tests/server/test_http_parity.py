@@ -463,7 +463,9 @@ async def test_other_fields(fields: list[bytes], status: int, handed_over: bool,
     await agree(mock_clock, call("reserve", *fields, key="k"), status=status, handed_over=handed_over)
 
 
-@pytest.mark.parametrize("host", [b"", b"a b", b"[", b"a:b:c", b"user@h", b"h/x", b"h:99999", b"\"'<>"])
+@pytest.mark.parametrize(
+    "host", [b"", b"a b", b"[", b"a:b:c", b"user@h", b"h/x", b"h:99999", b"\"'<>", b"a" * 64, b"a..b"]
+)
 async def test_odd_hosts(host: bytes, mock_clock: MockClock) -> None:
     request = call("reserve", key="k").replace(b"Host: test", b"Host: " + host)
     lanes = await both([request], mock_clock)
