@@ -39,8 +39,8 @@ CONFIG: Final = (
     + token_toml("quiet", "quiet", "caller", tenant="two")
 )
 GROWTH_MB_MAX: Final = 600
-QUIET_TIMES_MAX: Final = 25
-"""How many times its p99 alone another tenant's may be beside a flood. Wanted are 3; seen were 10 to 16."""
+QUIET_TIMES_MAX: Final = 3
+"""How many times its p99 alone another tenant's may be beside a flood. Seen were 10 to 16: the strict form fails."""
 
 
 @contextlib.contextmanager
@@ -148,8 +148,8 @@ def test_overload(home: Path, workers: int) -> None:
         assert max(asking.admitted_ms + asking.refused_ms) < (3_000 if strict else 10_000)
         # Also by the processor's time, which other programs on the machine do not take away.
         if workers == 1:
-            assert flood_per_cpu > best_per_cpu * (0.7 if strict else 0.4)
-        assert flood.per_s > best.per_s * (0.8 if strict else 0.15)
+            assert flood_per_cpu > best_per_cpu * (0.75 if strict else 0.4)
+        assert flood.per_s > best.per_s * (0.8 if strict else 0.2)
         assert during - before < GROWTH_MB_MAX
         assert beside_flood < (QUIET_TIMES_MAX * alone if strict else 1_500)
         assert again < (QUIET_TIMES_MAX * alone if strict else 1_500)
