@@ -354,12 +354,14 @@ async def test_of_a_journal_that_lost_its_end_what_is_left_is_taken_only_apart(t
     await filler.close()
     whole = content_of(left)
     wal = left / f"{JOURNAL_NAME}-wal"
-    os.truncate(wal, HEADER_BYTES + len(frames_in(wal)) * FRAME_BYTES - 1)
+    # Its last transactions may have changed nothing that is not in the shards' files: half of it has.
+    os.truncate(wal, HEADER_BYTES + len(frames_in(wal)) // 2 * FRAME_BYTES - 1)
     with pytest.raises(StorageError, match=r"it ends at batch .*`idemactor restore --apart`"):
         restore(left, tmp_path / "refused", silent)
     restored = restore(left, tmp_path / "new", silent, apart=True)
     assert check_directory(tmp_path / "new").findings == ()
     kept = content_of(tmp_path / "new")
+    assert kept != whole
     assert kept.wholes.keys() & whole.wholes.keys()
     assert restored.next_token > max(each.entry.record.token for each in whole.wholes.values() if each.entry.record)
     DataDirectory.open(tmp_path / "new").close()
