@@ -97,7 +97,7 @@ SWITCH_S: Final = 0.0005
 disk and needs Python for microseconds in between, each time with a shard waiting behind it; the default is 5 ms."""
 
 SHARED_COMMANDS_MAX: Final = 32
-"""The most commands of a turn of all shards together, where tenants share them: some 8 ms of work."""
+"""The most commands of a turn of all shards together, where several tenants are heard and the disk takes no time."""
 SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""
 

@@ -339,22 +339,28 @@ async def inspect_shards(context: ServerContext) -> list[ShardStanding]:
 
     All are asked at once, so that slow ones do not add up.
     """
-    replies = [Replies(1) for _ in context.router.shards]
-    for shard, reply in enumerate(replies):
-        context.router.ask(shard, Envelope(Inspect(), reply, 0))
-    with trio.move_on_after(INSPECT_MS_MAX / _MS_PER_S):
-        for reply in replies:
-            await reply.wait()
+    answers = await ask_all(context, Inspect(), INSPECT_MS_MAX)
     return [
         ShardStanding(
             number=shard.number,
             queue_depth=shard.queue_depth,
             quarantined=shard.quarantined,
             in_memory=shard.in_memory,
-            inspected=_inspected(reply),
+            inspected=answer if isinstance(answer, Inspected) else None,
         )
-        for shard, reply in zip(context.router.shards, replies, strict=True)
+        for shard, answer in zip(context.router.shards, answers, strict=True)
     ]
+
+
+async def ask_all(context: ServerContext, query: Query, within_ms: int) -> list[Answer | None]:
+    """What every shard says to a query, in order; None: nothing within that time. All are asked at once."""
+    replies = [Replies(1) for _ in context.router.shards]
+    for shard, reply in enumerate(replies):
+        context.router.ask(shard, Envelope(query, reply, 0))
+    with trio.move_on_after(within_ms / _MS_PER_S):
+        for reply in replies:
+            await reply.wait()
+    return [reply.answers[0] if reply.complete else None for reply in replies]
 
 
 async def exposition(context: ServerContext, principal: Principal) -> bytes:
@@ -375,8 +381,3 @@ def _of_tenant(standing: ShardStanding, tenant: str) -> ShardStanding:
     in_doubt = tuple((key, at) for key, at in standing.inspected.oldest_in_doubt_at if key[0] == tenant)
     mine = replace(standing.inspected, tallies=tallies, outbox=outbox, oldest_in_doubt_at=in_doubt)
     return replace(standing, inspected=mine)
-
-
-def _inspected(replies: Replies) -> Inspected | None:
-    answer = replies.answers[0] if replies.complete else None
-    return answer if isinstance(answer, Inspected) else None

@@ -214,8 +214,11 @@ class RpcCalls:
         self._said.append((msgid, None, result))
 
     def _refuse(self, msgid: int, error: RequestError) -> None:
+        self._said.append(self._refusal(msgid, error))
+
+    def _refusal(self, msgid: int, error: RequestError) -> Frame:
         self._context.observer.refused(DOOR, error.code)
-        self._said.append((msgid, f"{error.code}: {error.detail}", None))
+        return msgid, f"{error.code}: {error.detail}", None
 
     def _flush(self) -> None:
         """Send what was said since the last time, in one write."""
@@ -368,8 +371,7 @@ class RpcCalls:
             try:
                 frame = await work()
             except RequestError as error:
-                self._context.observer.refused(DOOR, error.code)
-                frame = request.msgid, f"{error.code}: {error.detail}", None
+                frame = self._refusal(request.msgid, error)
             self._answer(_Whole(1, is_waiting, lambda: frame))
 
         self._link.spawn(answer)

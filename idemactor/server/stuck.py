@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-import trio
-
 from idemactor.core.queries import ListStuck, StuckPage
 from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
-from idemactor.server.sinks import Replies
-from idemactor.shard.mailbox import Envelope
+from idemactor.server.operations import ask_all
 from idemactor.wire.fields import Dialect
 from idemactor.wire.stuck import Asked, stuck_body, stuck_from
 
 STUCK_MS_MAX: Final = 2_000
 """How long shards may take; whoever asks is in a hurry, and those that hang are a part of the answer."""
-
-_MS_PER_S: Final = 1_000
 
 
 def stuck(
@@ -40,15 +35,6 @@ def stuck(
 
 
 async def _ask(context: ServerContext, query: ListStuck, asked: Asked) -> dict[str, object]:
-    replies = [Replies(1) for _ in context.router.shards]
-    for shard, reply in enumerate(replies):
-        context.router.ask(shard, Envelope(query, reply, 0))
-    with trio.move_on_after(STUCK_MS_MAX / _MS_PER_S):
-        for reply in replies:
-            await reply.wait()
-    return stuck_body([_page(reply) for reply in replies], asked, context.now_ms(), context.destinations)
-
-
-def _page(reply: Replies) -> StuckPage | None:
-    answer = reply.answers[0] if reply.complete else None
-    return answer if isinstance(answer, StuckPage) else None
+    answers = await ask_all(context, query, STUCK_MS_MAX)
+    pages = [answer if isinstance(answer, StuckPage) else None for answer in answers]
+    return stuck_body(pages, asked, context.now_ms(), context.destinations)

@@ -69,7 +69,7 @@ def waits(command: Command | Query) -> bool:
     return (type(command) is Reserve or type(command) is Watch) and command.wait_ms > 0
 
 
-def _tenant_of(envelope: Envelope) -> str:
+def tenant_of(envelope: Envelope) -> str:
     """Whose line it stands in; what no tenant asks, the server's own questions, has one to itself."""
     command = envelope.command
     if isinstance(command, ListRecords | ListIncidents | Acknowledge | Take | FindOperation):
@@ -231,7 +231,7 @@ class Mailbox:
     def _sort(self, now: float) -> None:
         """Bring what came into the lines; it fitted when it came, which was after the latest turn began."""
         for envelope in self._queue:
-            self._line_of(_tenant_of(envelope)).add(envelope, now)
+            self._line_of(tenant_of(envelope)).add(envelope, now)
         self._in_lines += len(self._queue)
         self._queue.clear()
 
@@ -242,7 +242,7 @@ class Mailbox:
         return line
 
     def _line_up(self, envelope: Envelope, now: float) -> bool:
-        tenant = _tenant_of(envelope)
+        tenant = tenant_of(envelope)
         line, overload = self._line_of(tenant), self._overloads.get(tenant)
         bound = self._size_max if overload is None else overload.bound
         if len(line) >= bound * (ENDINGS_SHARE if type(envelope.command) in _ENDINGS else 1):

@@ -14,7 +14,7 @@ from idemactor.core.queries import Moved, Query, Turn
 from idemactor.core.replies import Overloaded
 from idemactor.observability.observer import Observer
 from idemactor.shard.company import Company
-from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Sink
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Sink, tenant_of
 
 
 class _Nobody:
@@ -106,7 +106,7 @@ class Router:
         refused: dict[str, int] = {}
         for shard, batch in by_shard.items():
             for envelope in self._submit(shard, batch):
-                tenant = _tenant_of(envelope)
+                tenant = tenant_of(envelope)
                 refused[tenant] = refused.get(tenant, 0) + 1
         return refused
 
@@ -163,9 +163,3 @@ class Router:
             by_sink.setdefault(envelope.sink, []).append((envelope.tag, Overloaded(OVERLOADED_RETRY_MS)))
         for sink, answers in by_sink.items():
             sink.deliver(answers)
-
-
-def _tenant_of(envelope: Envelope) -> str:
-    command = envelope.command
-    assert not isinstance(command, Query)
-    return command.identity.tenant

@@ -65,16 +65,19 @@ def has_checksums(path: Path) -> bool:
     Raises:
         OSError: It cannot be read.
     """
-    with path.open("rb") as file:
-        header = file.read(_HEADER_BYTES)
+    header = _header(path)
     return len(header) == _HEADER_BYTES and header[_RESERVED_AT] == RESERVED_BYTES
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_HEADER_BYTES)
 
 
 def says_checksums(path: Path) -> bool | None:
     """What the header of a file says of checksums; None: it is no header, or cannot be read. As ``has_checksums``."""
     try:
-        with path.open("rb") as file:
-            header = file.read(_HEADER_BYTES)
+        header = _header(path)
     except OSError:
         return None
     known = len(header) == _HEADER_BYTES and header.startswith(_MAGIC)
