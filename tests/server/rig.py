@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
+import weakref
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Any
 
 import trio
+import trio.testing
 
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, Sequencer
@@ -123,3 +127,20 @@ async def running(
             await nursery.start(router.run)
         yield Rig(context, disks)
         nursery.cancel_scope.cancel()
+
+
+async def leaves_nothing_behind(server: Any, client: Any, last: bytes) -> None:
+    """The only connection of a door is freed once its client has sent ``last`` and left, though nobody collects."""
+    [connection] = (weakref.ref(one) for one in server.door._connections)
+    gc.collect()
+    gc.disable()
+    try:
+        await client.send(last)
+        await client.stream.aclose()
+        with trio.fail_after(30):
+            while server.over == 0:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert connection() is None
+    finally:
+        gc.enable()

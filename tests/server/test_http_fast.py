@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import gc
 import json
 import random
 import resource
 import socket
 import ssl
 import struct
-import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -33,7 +31,7 @@ from idemactor.server.rpc_door import RpcDoor, RpcLimits
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.router import Router
 from idemactor.wire.http_head import HEAD_BYTES_MAX
-from tests.server.rig import START_MS, TOKENS, Rig, running
+from tests.server.rig import START_MS, TOKENS, Rig, leaves_nothing_behind, running
 from tests.server.test_http_parity import call, post, read_reply
 from tests.server.test_rpc_door import Failures
 from tests.server.test_rpc_door import reserve as rpc_reserve
@@ -701,16 +699,4 @@ async def test_nothing_of_a_closed_connection_waits_for_the_collector(mock_clock
     async with serving(mock_clock) as server:
         client = server.connect()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        [connection] = (weakref.ref(one) for one in server.door._connections)
-        gc.collect()
-        gc.disable()
-        try:
-            await client.send(b"POST /v1/default/commit HTTP/1.1\r\n")
-            await client.stream.aclose()
-            with trio.fail_after(30):
-                while server.over == 0:
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert connection() is None
-        finally:
-            gc.enable()
+        await leaves_nothing_behind(server, client, b"POST /v1/default/commit HTTP/1.1\r\n")

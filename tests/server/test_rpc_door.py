@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import socket
 import ssl
 import struct
-import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
@@ -25,7 +23,7 @@ from idemactor.server.outbox import Outbox
 from idemactor.server.rpc_door import RpcDoor, RpcLimits
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault
-from tests.server.rig import START_MS, TOKENS, Rig, running
+from tests.server.rig import START_MS, TOKENS, Rig, leaves_nothing_behind, running
 from tests.server.test_http_app import Client as HttpClient
 
 
@@ -870,16 +868,4 @@ async def test_nothing_of_a_closed_connection_waits_for_the_collector(last: byte
     async with serving(trio.lowlevel.current_clock()) as server:
         peer = server.connect(sockets())
         await peer.call("accept", namespace="default", key="k")
-        [connection] = (weakref.ref(one) for one in server.door._connections)
-        gc.collect()
-        gc.disable()
-        try:
-            await peer.send(last)
-            await peer.stream.aclose()
-            with trio.fail_after(30):
-                while server.over == 0:
-                    await trio.testing.wait_all_tasks_blocked(0.01)
-            await trio.testing.wait_all_tasks_blocked(0.01)
-            assert connection() is None
-        finally:
-            gc.enable()
+        await leaves_nothing_behind(server, peer, last)
