@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT, TOKEN_MAX
+from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import schema
 from idemactor.storage.directory import DataDirectory, explained, take_lock, wall_ms
@@ -31,6 +31,7 @@ from idemactor.storage.layout import (
     read_meta,
     shard_name,
     unfinished,
+    unfinished_sets,
 )
 from idemactor.storage.lines import End
 from idemactor.storage.progress import Progress
@@ -41,10 +42,6 @@ from idemactor.storage.sealing import Keyring
 from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
-
-TOKENS_LEFT_MIN: Final = 2**48
-"""How many tokens there have to be left behind the highest one that comes in: a shard grants one a microsecond for
-nine years with them."""
 
 CONFLICTS_NAMED: Final = 100
 """How many keys a report of conflicts names."""
@@ -126,18 +123,15 @@ def import_lines(
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
-            if not 1 <= spool.head.shards <= SHARDS_MAX:
-                raise StorageError(f"line 1: shards is 1 to {SHARDS_MAX}, not {spool.head.shards}")
             count = meta.shards if meta is not None else spool.head.shards if shards is None else shards
             rebuilt = None
             if meta is None or left != End(0, 0, 0):
                 read = stack.enter_context(read_shard(spool.path, Held(), keys))
                 token = _least_token(spool, there)
-                if token > TOKEN_MAX - TOKENS_LEFT_MIN:
-                    raise StorageError(f"a token of it is {token}: beyond that hardly any could be granted")
                 made = Making(checksums is not False if there_already is None else there_already.checksums, keys)
                 sources = [*there, read]
-                rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
+                with _thrown_away(path):
+                    rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
         return Imported(left.entries, present.entries, left.events, left.incidents, count, rebuilt)
     raise AssertionError("a stack of contexts swallows nothing")
 
@@ -149,11 +143,12 @@ def _rest(counted: End, present: End) -> tuple[int, int]:
 def _least_token(spool: Spool, there: Sequence[ShardReader]) -> int:
     """Where the export was taken, tokens may have been granted ever since."""
     now = wall_ms()
-    known = max(spool.head.exported_at, spool.latest_ms, *(reader.latest_ms for reader in there))
+    told = ((spool.head.exported_at, "line 1: exported_at"), (spool.latest_ms, spool.latest_at))
+    known, where = max(*told, *((each.latest_ms, "what is there") for each in there))
     if now + CLOCK_BACKSTEP_MS_DEFAULT < known:
         raise StartError(
-            f"the clock of this machine is {known - now} ms behind the latest time that is known of these data, and"
-            " tokens depend on it; set the clock"
+            f"{where}: is {known - now} ms ahead of the clock of this machine, and tokens depend on it; set the clock"
+            " where it lags"
         )
     return token_at(max(now, known))
 
@@ -190,6 +185,19 @@ def _spool_directory(path: Path) -> Iterator[Path]:
         yield spool
     finally:
         shutil.rmtree(spool, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _thrown_away(path: Path) -> Iterator[None]:
+    """What is made and not finished goes: no later import goes on with it, and it would be in the way of a start."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, StartError):
+            meta = read_meta(path)
+            for left in unfinished_sets(path, 0 if meta is None else meta.files):
+                shutil.rmtree(left)
+        raise
 
 
 # ----------------------------------------------------------------------------------------------------- what is there

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from idemactor.core.limits import TOKEN_MAX
-from idemactor.errors import StartError
+from idemactor.errors import StartError, StorageError
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.sqlite_create import sync_path
 
@@ -155,17 +155,25 @@ def read_meta(path: Path) -> Meta | None:
     if any(type(number) is not int for number in (*numbers, merged, 0 if copied_ms is None else copied_ms)):
         raise damaged
     meta = Meta(numbers[0], numbers[1], numbers[2], numbers[3], copied_ms, merged)
-    if not 1 <= meta.workers <= shards <= SHARDS_MAX or not 0 <= meta.files <= SETS_MAX or not 0 <= merged <= TOKEN_MAX:
+    if not _is_possible(meta):
         raise damaged
     return meta
+
+
+def _is_possible(meta: Meta) -> bool:
+    shards = 1 <= meta.workers <= meta.shards <= SHARDS_MAX
+    return shards and 0 <= meta.files <= SETS_MAX and 0 <= meta.merged <= TOKEN_MAX
 
 
 def write_meta(path: Path, meta: Meta) -> None:
     """Make ``meta`` what counts, all of it or nothing, whenever the power goes.
 
     Raises:
+        StorageError: ``read_meta`` would refuse it; what is there stays.
         OSError: It cannot be written.
     """
+    if not _is_possible(meta):
+        raise StorageError(f"{path / META_NAME} would say what nobody can read: {meta}; nothing was changed")
     plain = meta.files == 0 and meta.copied_ms is None and meta.merged == 0
     layout = META_FORMAT_PLAIN if plain else META_FORMAT
     content: dict[str, Any] = {"format": layout, "shards": meta.shards, "created_ms": meta.created_ms}

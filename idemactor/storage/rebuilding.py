@@ -27,6 +27,7 @@ from typing import Any, Final
 import msgpack
 
 from idemactor.core.delivery import Event, Kind
+from idemactor.core.limits import TOKEN_MAX
 from idemactor.core.record import Entry, Incident
 from idemactor.errors import StorageError
 from idemactor.storage import rows
@@ -214,6 +215,8 @@ def _plan(
     last_token = max(source.last_token for source in sources)
     # A token each: no new shard can have more entries than all old ones together.
     next_token = max(last_token + sum(source.count() for source in sources), least_token)
+    if next_token >= TOKEN_MAX:
+        raise StorageError(f"behind token {last_token} too few are left for what is to be made; nothing was changed")
     return Plan(
         made_by,
         shards,
