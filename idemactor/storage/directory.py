@@ -47,6 +47,7 @@ from idemactor.storage.layout import (
 from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_path
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
+from idemactor.storage.ways_out import NOT_ALONE, RESTORE
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -288,7 +289,7 @@ def refuse_missing(home: Path, meta: Meta) -> None:
         if not (home / name).is_file():
             holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
             raise StartError(
-                f"data directory {home} has lost {name}; put it back from a backup: an empty one would forget {holds}"
+                f"data directory {home} has lost {name}, and an empty one would forget {holds}; {NOT_ALONE}"
             )
 
 
@@ -407,7 +408,7 @@ def _discard_unfinished(path: Path) -> None:
         if not holds_nothing(file):
             raise StartError(
                 f"data directory {path} has {file.name} with keys in it but no {META_NAME};"
-                " put that back from a backup, or name a new directory"
+                f" {RESTORE}, or name a new one"
             )
     # What SQLite keeps beside them, and what never got its name, goes with them. Shards that hold nothing have nothing
     # in the journal either: they begin to grant only once the directory is finished.

@@ -475,12 +475,12 @@ async def test_where_nothing_can_be_imported_to_is_said(tmp_path: Path) -> None:
 async def test_a_clock_that_lags_behind_an_export_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = exported(await small(tmp_path / "data", Whole(pending(1, name("k")), None)))
     monkeypatch.setattr(importing, "wall_ms", lambda: NOW)
-    with pytest.raises(StartError, match="line 1: exported_at: is .* ahead of the clock of this machine"):
+    with pytest.raises(StartError, match=r"line 1: exported_at: is .* ahead of the clock of this machine"):
         imported(tmp_path / "new", data)
     lines = lines_of(data)
     lines[0].update(exported_at=NOW)
     lines[1]["record"].update(reserved_at=NOW + 300_001)
-    with pytest.raises(StartError, match="line 2: record.reserved_at: is 300001 ms ahead"):
+    with pytest.raises(StartError, match=r"line 2: record\.reserved_at: is 300001 ms ahead"):
         imported(tmp_path / "new", changed(lines, lambda _: None))
 
 
