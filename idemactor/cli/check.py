@@ -19,7 +19,7 @@ EXIT_CANNOT_CHECK: Final = 2
 
 _EPILOG: Final = """\b
 Example:
-  systemctl stop idemactor && idemactor check /var/lib/idemactor"""
+  systemctl stop 'idemactor*' && idemactor check /var/lib/idemactor"""
 
 
 @click.command(epilog=_EPILOG)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from idemactor.storage.sealing import Keyring
 
 _EXAMPLE: Final = """\
-systemctl stop idemactor && idemactor reencrypt --config /etc/idemactor.toml
+systemctl stop 'idemactor*' && idemactor reencrypt --config /etc/idemactor.toml
 (take the old key out of the file) && systemctl start idemactor"""
 
 

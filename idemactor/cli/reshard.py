@@ -19,7 +19,7 @@ from idemactor.cli.tools import (
     working,
 )
 
-_EXAMPLE: Final = "systemctl stop idemactor && idemactor reshard /var/lib/idemactor --to 16"
+_EXAMPLE: Final = "systemctl stop 'idemactor*' && idemactor reshard /var/lib/idemactor --to 16"
 
 
 @click.command(epilog=epilog(_EXAMPLE))
