@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import pty
@@ -12,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from idemactor.cli import interrupts
+from idemactor.cli import main as main_module
 from idemactor.cli.exits import MEANINGS, Exit
 from idemactor.cli.tools import TerminalProgress
 from idemactor.errors import StartError, StorageError
-from idemactor.storage import backups, exporting, importing, resharding
+from idemactor.storage import backups, check, exporting, importing, resharding
 from idemactor.storage.directory import DataDirectory
 from tests.cli.fake_client import invoke
 
@@ -110,6 +114,65 @@ def test_sigterm_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(backups, "back_up", terminated)
     assert invoke("backup", str(tmp_path / "b")).exit_code == 130
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_is_interrupted_found_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(check, "check_directory", lambda *_: signal.raise_signal(number))
+    assert invoke("check", str(tmp_path)).exit_code == 130
+
+
+EARLY = """
+import os, sys
+import idemactor.__main__ as entry
+number = int(sys.argv.pop(1))
+class Finder:
+    # Sends the signal where the command line is about to be imported.
+    def find_spec(self, name, *_):
+        if name == "idemactor.cli.main":
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Finder())
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("name", sorted(interrupts.TOOLS))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_amid_the_imports_of_a_tool_is_an_interruption(name: str, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", EARLY, str(int(number)), name, "x"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_every_tool_is_known_as_one() -> None:
+    """What ``working`` is for, and nothing else: the server and the commands that talk to it have their own signals."""
+    modules = {path.stem: path.read_text() for path in (Path(main_module.__file__).parent).glob("*.py")}
+    tools = {name.rstrip("_") for name, text in modules.items() if "interruptible()" in text or "with working(" in text}
+    assert tools - {"tools", "interrupts"} == interrupts.TOOLS
+
+
+@pytest.mark.parametrize("name", ["serve", "run", "get"])
+def test_other_commands_have_their_signals_to_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by_us: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", set_by_us.__setitem__)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    interrupts.heed_from_the_start([name])
+    assert set(set_by_us) == {signal.SIGINT}
+    monkeypatch.setattr(signal, "getsignal", lambda number: set_by_us.get(number, signal.SIG_DFL))
+    assert main_module.main.get_command(click.Context(main_module.main), name) is not None
+    assert set_by_us == {signal.SIGINT: signal.default_int_handler}
+
+
+def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that a shell put into the background, or of nohup."""
+    set_by_us: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", set_by_us.__setitem__)
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    interrupts.heed_from_the_start(["import"])
+    assert set_by_us == {}
 
 
 def test_an_export_to_standard_output_has_no_report(data: Path) -> None:
