@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.command import fail
 from idemactor.cli.exits import Exit
 from idemactor.cli.output import safe
@@ -45,6 +46,7 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
     from idemactor.storage.importing import Conflicts, import_lines
 
     with working(as_json=as_json, config_path=config_path) as progress, contextlib.ExitStack() as stack:
+        stack.enter_context(audited(config_path, "import", data_dir))
         server = server_settings(config_path)
         file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
         try:

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.tools import (
     DIRECTORY,
     config_option,
@@ -38,7 +39,7 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_pat
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import restore as put_back
 
-    with working(as_json=as_json, config_path=config_path) as progress:
+    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "restore", data_dir):
         keys = keys_of(server_settings(config_path))
         restored = put_back(source, data_dir, progress, replaced=replace, apart=apart, keys=keys)
     now = now_ms()

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import base64
+import contextlib
 import json
 import os
 import pty
+import pwd
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
@@ -16,7 +20,7 @@ from typing import Any
 import click
 import pytest
 
-from idemactor.cli import interrupts
+from idemactor.cli import interrupts, reencrypt
 from idemactor.cli import main as main_module
 from idemactor.cli.exits import MEANINGS, Exit
 from idemactor.cli.tools import TerminalProgress
@@ -212,3 +216,87 @@ def _read(read: Callable[[], bytes]) -> bytes:
         return read()
     except OSError:  # What a terminal answers whose other side is closed.
         return b""
+
+
+# ------------------------------------------------------------------------------------------------------- the audit log
+
+
+AUDITED: dict[str, tuple[Any, str, list[str]]] = {name: call for name, call in CALLS.items() if name != "export"} | {
+    "reencrypt": (reencrypt, "_reencrypt", [])
+}
+
+
+@pytest.fixture
+def audit(tmp_path: Path, data: Path) -> Path:
+    (tmp_path / "key").write_text(base64.b64encode(b"k" * 32).decode())
+    (tmp_path / "c.toml").write_text(
+        f'[server]\ndata_dir = "{data}"\nencryption_key_file = "{tmp_path / "key"}"\n'
+        f'[log]\naudit_file = "{tmp_path / "audit.jsonl"}"\n'
+    )
+    return tmp_path / "audit.jsonl"
+
+
+def test_what_an_operator_did_to_the_files_is_in_the_audit_log(tmp_path: Path, data: Path, audit: Path) -> None:
+    named = ["--config", str(tmp_path / "c.toml")]
+    export = tmp_path / "x"
+    assert invoke("export", str(data), "--output", str(export)).exit_code == 0
+    assert not audit.exists()
+    for arguments in (
+        ["backup", str(tmp_path / "b"), "--data-dir", str(data)],
+        ["restore", "--replace", str(tmp_path / "b"), str(data)],
+        ["restore", str(tmp_path / "b"), str(data)],
+        ["reshard", str(data), "--to", "3"],
+        ["import", str(tmp_path / "n"), str(export)],
+        ["reencrypt"],
+    ):
+        invoke(*arguments, *named)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["op"], Path(line["data_dir"]), line["result"]) for line in lines] == [
+        ("backup", data, "done"),
+        ("restore", data, "done"),
+        ("restore", data, "refused"),
+        ("reshard", data, "done"),
+        ("import", tmp_path / "n", "done"),
+        ("reencrypt", data, "done"),
+    ]
+    assert {line["who"] for line in lines} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert stat.S_IMODE(audit.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", AUDITED)
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (StartError("no"), "refused"),
+        (OSError("no"), "refused"),
+        (StorageError("no"), "damaged"),
+        (KeyboardInterrupt(), "interrupted"),
+        (ZeroDivisionError("no"), "failed"),
+    ],
+)
+def test_what_came_of_it_is_in_the_line(
+    tmp_path: Path, audit: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException, result: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, function, arguments = AUDITED[name]
+
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, function, failing)
+    with contextlib.suppress(ZeroDivisionError):
+        invoke(name, *arguments, "--config", str(tmp_path / "c.toml"))
+    assert [json.loads(line)["result"] for line in audit.read_text().splitlines()] == [result]
+
+
+@pytest.mark.parametrize("name", AUDITED)
+def test_what_would_leave_no_trace_is_not_begun(
+    tmp_path: Path, audit: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    audit.mkdir()
+    module, function, arguments = AUDITED[name]
+    monkeypatch.setattr(module, function, lambda *_, **__: pytest.fail("it was begun"))
+    done = invoke(name, *arguments, "--config", str(tmp_path / "c.toml"))
+    assert done.exit_code == Exit.USAGE
+    assert "audit.jsonl cannot be written" in done.stderr
