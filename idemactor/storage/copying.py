@@ -150,7 +150,8 @@ def copy_files(
         _copy_file(opened(home / name), scratch, partial(progress, f"shard {shard}"))
         journal = target / (journal_name(worker_of(shard, meta.workers), meta.workers) + _PART)
         part = Place(scratch, shard, meta.shards, keys=keys, as_is=True)
-        shards.append(_complete(part, target / name, _held(journal, shard), first_seq, apart=apart))
+        with _named_after(home / name, scratch):
+            shards.append(_complete(part, target / name, _held(journal, shard), first_seq, apart=apart))
     for name in meta.journals():
         _remove(target / (name + _PART))
     checksums = has_checksums(target / shard_name(0))
@@ -200,6 +201,18 @@ def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, to
                     told(backup.page_count - backup.remaining, backup.page_count)
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def _named_after(path: Path, scratch: Path) -> Iterator[None]:
+    """What is wrong with a copy is said of the file that was copied: nobody else knows the copy's name."""
+    try:
+        yield
+    except StorageError as error:
+        said = str(error)
+        if str(scratch) not in said:
+            raise
+        raise type(error)(said.replace(str(scratch), str(path))) from error
 
 
 @contextlib.contextmanager

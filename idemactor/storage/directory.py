@@ -47,7 +47,7 @@ from idemactor.storage.layout import (
 from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_path
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
-from idemactor.storage.ways_out import NOT_ALONE, RESTORE
+from idemactor.storage.ways_out import NOT_ALONE, RESTORE, reason_of
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -440,6 +440,6 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         raise explain(Path(error.filename or path), error) from error
     except apsw.FullError as error:
-        raise StartError(f"the disk is full; free some space and try again ({error})") from error
+        raise StartError(f"the disk is full; free some space and try again ({reason_of(error)})") from error
     except apsw.Error as error:
-        raise StorageError(f"a file cannot be read or written: {error}") from error
+        raise StorageError(f"a file cannot be read or written: {reason_of(error)}") from error

@@ -120,6 +120,16 @@ def test_sigterm_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_what_cannot_be_imported_from_is_said(tmp_path: Path) -> None:
+    for source, said in (
+        (tmp_path, f"{tmp_path} is a directory; name the file that an export wrote"),
+        (tmp_path / "x", f"{tmp_path / 'x'} cannot be read: No such file or directory"),
+    ):
+        done = invoke("import", str(tmp_path / "new"), str(source))
+        assert (done.exit_code, done.stderr) == (Exit.USAGE, f"idemactor: {said}\n")
+    assert not (tmp_path / "new").exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_check_that_is_interrupted_found_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals

@@ -327,6 +327,36 @@ def test_what_is_damaged_within_is_not_restored(tmp_path: Path) -> None:
     assert os.listdir(tmp_path / "new") == ["LOCK"]
 
 
+@pytest.mark.parametrize("name", [shard_name(1), JOURNAL_NAME])
+def test_a_file_of_a_newer_release_is_named_as_it_is_called_where_it_lies(tmp_path: Path, name: str) -> None:
+    DataDirectory.open(tmp_path / "data", 2).close()
+    connection = apsw.Connection(str(tmp_path / "data" / name))
+    connection.pragma("user_version", 99)
+    connection.close()
+    for work in (back_up, restore):
+        with pytest.raises(StorageError, match="has format 99, this release knows") as caught:
+            work(tmp_path / "data", tmp_path / "new", silent)
+        assert name in str(caught.value)
+        assert ".part" not in str(caught.value)
+        assert str(tmp_path / "new") not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (apsw.FullError("not an error"), "the disk is full; free some space and try again (FullError)"),
+        (apsw.FullError("database or disk is full"), "try again (database or disk is full)"),
+        (apsw.IOError("not an error"), "a file cannot be read or written: IOError"),
+        (apsw.IOError("disk I/O error"), "a file cannot be read or written: disk I/O error"),
+    ],
+)
+def test_an_error_is_never_said_to_be_none(tmp_path: Path, error: apsw.Error, said: str) -> None:
+    """SQLite has no words for what ends a step of a copy."""
+    with pytest.raises((StartError, StorageError)) as caught, directory.explained(tmp_path):
+        raise error
+    assert said in str(caught.value)
+
+
 def test_a_directory_of_the_first_format_is_backed_up_with_its_journal(tmp_path: Path) -> None:
     path = tmp_path / "data"
     with DataDirectory.open(path, 1) as data:
