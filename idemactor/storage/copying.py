@@ -42,6 +42,7 @@ from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.sqlite_file import Place, ShardFile
+from idemactor.storage.unfinished import refuse_outdated
 from idemactor.storage.watermark import synced_up_to
 from idemactor.storage.writing import seal
 
@@ -131,6 +132,7 @@ def copy_files(
     meta = read_meta(source)
     if meta is None:
         raise StartError(f"{source} has no {META_NAME}: it is not a data directory, or was never finished")
+    refuse_outdated(source, meta)
     home, first_seq, taken_ms = meta.home(source), new_first_seq(), wall_ms()
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
     opened = open_beside if meta.copied_ms is None else _open_at_rest

@@ -16,12 +16,17 @@ from typing import Any, Final
 from idemactor.core.limits import TOKEN_MAX
 from idemactor.errors import StartError
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
+from idemactor.storage.ownership import hand_over
 from idemactor.storage.sqlite_create import sync_path
 
 META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
 MADE_NAME: Final = "made.json"
 """What made a set of files, and what it took the place of: for whoever looks at it later."""
+MANIFEST_NAME: Final = "backup.json"
+"""What a backup says of itself."""
+SCRATCH_SUFFIX: Final = ".new"
+"""What a file of ours is called that is being written."""
 SPOOL_NAME: Final = "import.unfinished"
 """Where an import puts what it read, until it is done."""
 META_FORMAT: Final = 2
@@ -35,6 +40,10 @@ SETS_MAX: Final = 9_999
 DIRECTORY_MODE: Final = 0o700
 """Keys and outcomes are nobody else's business."""
 FILE_MODE: Final = 0o600
+
+
+class MetaDamaged(StartError):
+    """``idemactor.json`` makes no sense. No other one will do: only it says which files count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +81,6 @@ def set_path(path: Path, files: int) -> Path:
     return path if files == 0 else path / f"files-{files:04d}"
 
 
-def unfinished_sets(path: Path, files: int) -> list[Path]:
-    """The sets that never came to count, where the set ``files`` does."""
-    return [found for found in sorted(path.glob("files-????")) if found.name > f"files-{files:04d}"]
-
-
-def unfinished(path: Path, files: int) -> list[Path]:
-    """What was left in the data directory ``path`` by what did not come to its end."""
-    spool = path / SPOOL_NAME
-    return [*unfinished_sets(path, files), *([spool] if spool.exists() else [])]
-
-
 def shard_name(shard: int) -> str:
     """The name of a shard's database file."""
     return f"shard-{shard:04d}.db"
@@ -102,14 +100,18 @@ def read_meta(path: Path) -> Meta | None:
     """What ``idemactor.json`` says, None where there is none.
 
     Raises:
-        StartError: It is damaged, or of a newer release.
+        MetaDamaged: It makes no sense.
+        StartError: It is of a newer release.
         OSError: It cannot be read.
     """
     try:
         text = (path / META_NAME).read_bytes()
     except FileNotFoundError:
         return None
-    damaged = StartError(f"{path / META_NAME} is damaged; put it back from a backup")
+    damaged = MetaDamaged(
+        f"{path / META_NAME} is damaged, and that of a backup names other files; restore the whole directory:"
+        f" `idemactor restore --replace BACKUP {path}`"
+    )
     try:
         content = json.loads(text)
         layout, shards, created_ms = content["format"], content["shards"], content["created_ms"]
@@ -156,9 +158,10 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    scratch = path.with_name(path.name + ".new")
+    scratch = path.with_name(path.name + SCRATCH_SUFFIX)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     with open(descriptor, "wb") as file:
+        hand_over(descriptor, scratch.absolute().parent)
         file.write(content)
         file.flush()
         os.fsync(descriptor)

@@ -8,17 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from idemactor.errors import StartError
-from idemactor.storage.layout import META_NAME, SETS_MAX, Meta, write_meta
+from idemactor.storage.layout import SETS_MAX, Meta, write_meta
 from idemactor.storage.sqlite_create import sync_path
+from idemactor.storage.unfinished import finish, finished_sets
 
 
 def next_set(path: Path, before: Meta | None) -> int:
-    """The number of the next set of files of a data directory; something unfinished of that number may be there.
+    """The number of the next set of files of a data directory: behind all that counted once, whatever ``before`` says.
+
+    Something unfinished of that number may be there.
 
     Raises:
         StartError: There were too many.
     """
-    files = 1 if before is None else before.files + 1
+    files = 1 + max([0 if before is None else before.files, *(number for number, _ in finished_sets(path))])
     if files > SETS_MAX:
         raise StartError(f"data directory {path} has had {SETS_MAX} sets of files; restore a backup of it elsewhere")
     return files
@@ -34,7 +37,7 @@ def switch(path: Path, home: Path, meta: Meta) -> None:
     sync_path(home)
     sync_path(path)
     write_meta(path, meta)
-    _own_as(path / META_NAME, path)
+    finish(home)
 
 
 def note_of(before: Meta | None) -> dict[str, Any] | None:
