@@ -33,7 +33,8 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_pat
     """Let DATA_DIR, which is empty or not there, hold what the backup SRC does.
 
     Says in what time commands were acknowledged that may be lost. Tokens go on where no earlier one can have been: the
-    clock of this machine has to be right. Stop the server before. With --replace, idemactor.json may be damaged or lost.
+    clock of this machine has to be right. Stop the server before. With --replace, idemactor.json may be damaged or
+    lost.
     """
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import restore as put_back

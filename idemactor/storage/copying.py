@@ -40,7 +40,7 @@ from idemactor.storage.layout import META_NAME, Meta, journal_name, read_meta, s
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
-from idemactor.storage.sqlite_create import check_version
+from idemactor.storage.sqlite_create import check_version, make_private
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.unfinished import refuse_outdated
 from idemactor.storage.watermark import synced_up_to
@@ -194,6 +194,7 @@ def _open_at_rest(path: Path) -> Iterator[apsw.Connection]:
 def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, told: Callable[[int, int], None]) -> None:
     _remove(target)
     with source as original:
+        make_private(target)
         connection = apsw.Connection(str(target), vfs=checked_vfs())
         try:
             with connection.backup("main", original, "main") as backup:

@@ -33,7 +33,6 @@ from idemactor.storage.journal_file import KIND, create_journal, journal_holds_n
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
-    FILE_MODE,
     LOCK_NAME,
     META_NAME,
     SHARDS_MAX,
@@ -45,7 +44,7 @@ from idemactor.storage.layout import (
     write_meta,
 )
 from idemactor.storage.ownership import hand_over
-from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_path
+from idemactor.storage.sqlite_create import FILE_MODE, check_version, create_file, holds_nothing, sync_path
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.unfinished import finish, finished_sets, refuse_outdated, unfinished
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX

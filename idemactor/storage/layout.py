@@ -17,7 +17,7 @@ from idemactor.core.limits import TOKEN_MAX
 from idemactor.errors import StartError
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.ownership import hand_over
-from idemactor.storage.sqlite_create import sync_path
+from idemactor.storage.sqlite_create import FILE_MODE, sync_path
 
 META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
@@ -39,7 +39,6 @@ SETS_MAX: Final = 9_999
 """The most sets that a directory ever has."""
 DIRECTORY_MODE: Final = 0o700
 """Keys and outcomes are nobody else's business."""
-FILE_MODE: Final = 0o600
 
 
 class MetaDamaged(StartError):

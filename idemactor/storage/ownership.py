@@ -14,6 +14,16 @@ def hand_over(made: int | Path, directory: Path) -> None:
     """
     if os.geteuid() != 0:
         return
-    owner = directory.stat()
-    if owner.st_uid != 0 and os.stat(made).st_uid == 0:
-        os.chown(made, owner.st_uid, owner.st_gid)
+    user, group = owner_of(directory)
+    if user != 0 and os.stat(made).st_uid == 0:
+        os.chown(made, user, group)
+
+
+def owner_of(directory: Path) -> tuple[int, int]:
+    """The user and the group of a directory.
+
+    Raises:
+        OSError: It cannot be looked at.
+    """
+    found = directory.stat()
+    return found.st_uid, found.st_gid

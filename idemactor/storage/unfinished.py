@@ -18,7 +18,6 @@ from typing import Final
 from idemactor.errors import StartError
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
-    FILE_MODE,
     MADE_NAME,
     MANIFEST_NAME,
     META_NAME,
@@ -27,7 +26,7 @@ from idemactor.storage.layout import (
     set_path,
 )
 from idemactor.storage.ownership import hand_over
-from idemactor.storage.sqlite_create import sync_path
+from idemactor.storage.sqlite_create import FILE_MODE, sync_path
 
 MARK_NAME: Final = "idemactor.unfinished"
 """Only a directory with this file in it is ever removed."""
