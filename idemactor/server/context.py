@@ -12,6 +12,7 @@ from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
 from idemactor.server.lane import Lane
+from idemactor.server.outbox import Backlog
 from idemactor.server.shard_map import ALONE, ShardMap
 from idemactor.server.tracing import Tracing
 from idemactor.shard.bell import Bell
@@ -38,6 +39,7 @@ class ServerContext:
         tracing: Follows calls on their way; None: nobody does.
         bell: Rings when there may be something in an outbox.
         audit: Is told what operators did.
+        backlog: What waits for clients of any door that do not read their answers.
         destinations: Where the intents of a namespace are delivered to, for people.
     """
 
@@ -55,4 +57,5 @@ class ServerContext:
     tracing: Tracing | None = None
     bell: Bell = field(default_factory=Bell)
     audit: Audit = NO_AUDIT
+    backlog: Backlog = field(default_factory=Backlog)
     destinations: Mapping[str, str] = field(default_factory=dict)

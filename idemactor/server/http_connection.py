@@ -68,6 +68,12 @@ class HttpConnection:
             await self._part(linger=has_answered)
         except* (trio.BrokenResourceError, trio.ClosedResourceError, OSError):
             pass  # The client is gone; there is nobody to tell.
+        finally:
+            # What may be large is given back whatever path led here; both of us know each other.
+            self._ahead.clear()
+            if self._protocol is not None:
+                self._protocol.forget()
+                self._protocol = None
 
     def drain(self) -> None:
         """Ends the connection now if no request of it is in flight, else with its answer or at ``closes_at``."""

@@ -86,7 +86,7 @@ class FastConnection:
         self._heads = heads
         self._stream = stream
         self._fd = stream.socket.fileno()
-        self._outbox = Outbox(stream, limits.write_ms, self._stir)
+        self._outbox = Outbox(stream, limits.write_ms, self._stir, context.backlog)
         self._unread = bytearray()
         self._busy = False
         self._advancing = False
@@ -102,6 +102,14 @@ class FastConnection:
 
     async def run(self) -> bytes | None:
         """Serve the connection; returns what is unread where somebody else has to go on with it, None at its end."""
+        try:
+            return await self._serve_all()
+        finally:
+            # What may be large is given back whatever path led here, and we know nobody any more who knows us.
+            self._unread = bytearray()
+            self._outbox.part()
+
+    async def _serve_all(self) -> bytes | None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._outbox.run)
             self._lane.watch(self._fd, self)
@@ -202,7 +210,7 @@ class FastConnection:
 
     @property
     def _may_take(self) -> bool:
-        return not self._busy and self._outbox.waiting_bytes <= self._limits.unsent_bytes_max
+        return not self._busy and self._outbox.room(self._limits.unsent_bytes_max) > 0
 
     def _go_on(self) -> None:
         """Something was answered, or sent: take what had to wait for that."""

@@ -170,6 +170,11 @@ class GuardedH11(H11Protocol):
             await self.send(RawData(data=render(refusal, self.config.response_headers("h11"))))
         await self.send(Closed())
 
+    def forget(self) -> None:
+        """The connection is over and so are its apps: neither bytes nor the request in hand are kept."""
+        self._h11 = self.connection = h11.Connection(h11.SERVER)
+        self.stream = None
+
     async def client_left(self) -> None:
         """Tells the app that its client sends no more; whether there still is an answer to give is the app's to say."""
         if isinstance(self.stream, HTTPStream) and self.stream.app_put is not None:

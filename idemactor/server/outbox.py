@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -14,6 +15,28 @@ PIECE_BYTES: Final = 65_536
 _MS_PER_S: Final = 1_000
 
 
+UNREAD_BYTES_ALL: Final = 128 * 1024 * 1024
+"""The most that may wait for all clients of the process together; beyond it each gets one answer at a time, until its
+write deadline ends one that does not read. So those who read are served on, whoever else does not."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What waits for the clients of all doors of a process.
+
+    Attributes:
+        waiting_bytes: How much it is.
+        bytes_max: With more, no client may keep more than one answer waiting.
+    """
+
+    waiting_bytes: int = 0
+    bytes_max: int = UNREAD_BYTES_ALL
+
+
+def _nobody() -> None:
+    """Is told nothing."""
+
+
 class Outbox:
     """The sending side of one connection.
 
@@ -21,9 +44,17 @@ class Outbox:
         stream: Where the bytes go. Nobody else sends on it.
         write_ms: How long the client may take for ``PIECE_BYTES``, milliseconds.
         on_change: Called whenever there is more room, and when the client is gone. It must neither block nor raise.
+        backlog: Shared with others; None: this one is alone.
     """
 
-    def __init__(self, stream: trio.abc.SendStream, write_ms: int, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        stream: trio.abc.SendStream,
+        write_ms: int,
+        on_change: Callable[[], None],
+        backlog: Backlog | None = None,
+    ) -> None:
+        self._backlog = backlog or Backlog()
         self.broken = False
         self.too_slow = False
         self._stream = stream
@@ -39,6 +70,12 @@ class Outbox:
         """What the client has not taken yet."""
         return len(self._waiting) + self._writing
 
+    def room(self, bytes_max: int) -> int:
+        """How many bytes more may wait, of ``bytes_max`` where there is room for all clients; none: not one answer."""
+        if self._backlog.waiting_bytes > self._backlog.bytes_max:
+            bytes_max = 1
+        return bytes_max - len(self._waiting) - self._writing
+
     def put(self, data: bytes) -> None:
         """Send ``data`` after all that was put before; what nobody will read any more is dropped."""
         if self.broken or not data:
@@ -48,6 +85,7 @@ class Outbox:
             data = self._write_now(self._fd, data)
         if data:
             self._waiting += data
+            self._backlog.waiting_bytes += len(data)
             self._wake.set()
 
     async def run(self) -> None:
@@ -71,9 +109,16 @@ class Outbox:
     def give_up(self) -> None:
         """Send nothing any more."""
         self.broken = True
+        self._backlog.waiting_bytes -= len(self._waiting)
         self._waiting.clear()
         self._wake.set()
         self._on_change()
+
+    def part(self) -> None:
+        """Send nothing any more, and tell nobody: without the other's name two that know each other are no cycle, and
+        are given back as soon as both are done."""
+        self.give_up()
+        self._on_change = _nobody
 
     def _write_now(self, fd: int, data: bytes) -> bytes:
         try:
@@ -99,4 +144,5 @@ class Outbox:
             self.give_up()
         finally:
             self._writing = 0
+            self._backlog.waiting_bytes -= len(piece)
         self._on_change()

@@ -7,7 +7,8 @@ batches of a shard, each encoded once and sent in one write.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import trio
@@ -48,6 +49,10 @@ Frame = tuple[int, str | None, object]
 class Link(Protocol):
     """What the calls need of the connection that they came on."""
 
+    @property
+    def room(self) -> int:
+        """How many bytes of answers may be sent before the client reads some."""
+
     def send(self, data: bytes) -> None:
         """Send frames; never blocks."""
 
@@ -61,6 +66,30 @@ class Link(Protocol):
         """Do something that takes a while, as long as the connection lives."""
 
 
+class _Nobody:
+    """The ``Link`` of a connection that is over: answers may come later than its end."""
+
+    @property
+    def room(self) -> int:
+        """None."""
+        return 0
+
+    def send(self, data: bytes) -> None:
+        """Nobody reads it."""
+
+    def stir(self) -> None:
+        """Nobody waits."""
+
+    def fail(self, error: Exception) -> None:
+        """It is closed already."""
+
+    def spawn(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Nobody would be told what came of it."""
+
+
+_NOBODY: Final = _Nobody()
+
+
 class _Call(NamedTuple):
     """The tag of a command: what its answer needs to become a frame."""
 
@@ -68,6 +97,14 @@ class _Call(NamedTuple):
     command: Command
     is_operator: bool
     waits: bool
+
+
+class _Whole(NamedTuple):
+    """The tag of what is answered at once for several commands, or by a task: its frame is made when there is room."""
+
+    calls: int
+    is_waiting: bool
+    make: Callable[[], Frame]
 
 
 class RpcCalls:
@@ -94,13 +131,14 @@ class RpcCalls:
         self._context = context
         self._tracing = context.tracing
         self._waiting_max = waiting_max
-        self._link = link
+        self._link: Link = link
         self._route = route
         self._principal: Principal | None = context.authenticator.anonymous
         self._epoch = context.authenticator.epoch
         self._writer = FrameWriter()
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
+        self._held: deque[tuple[object, Any]] = deque()
 
     @property
     def known(self) -> bool:
@@ -113,6 +151,13 @@ class RpcCalls:
         """Whose keys the client works on; empty where it has not said who it is."""
         return "" if self._principal is None else self._principal.tenant
 
+    def part(self) -> None:
+        """The connection is over. What is in flight knows these calls and may take long: it keeps nothing else."""
+        self.closed = True
+        self._link = _NOBODY
+        self._batch, self._said = [], []
+        self._held.clear()
+
     def _keep_up(self) -> None:
         """Rights last as long as their token does, on connections that are open already, too."""
         authenticator = self._context.authenticator
@@ -123,20 +168,47 @@ class RpcCalls:
     # --------------------------------------------------------------------------------------------------- answers leave
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
-        """Take the answers of one batch of a shard: encoded once, sent in one write."""
-        frames: list[Frame] = []
+        """Take the answers of one batch of a shard: encoded once, sent in one write, as far as there is room."""
+        if self._link is not _NOBODY:
+            self._held.extend(answers)
+            self.send_held()
+            self._link.stir()
+
+    def _answer(self, whole: _Whole) -> None:
+        """As ``deliver``."""
+        if self._link is not _NOBODY:
+            self._held.append((whole, None))
+            self.send_held()
+            self._link.stir()
+
+    @property
+    def held(self) -> bool:
+        """Whether answers wait for room. They count as in flight."""
+        return bool(self._held)
+
+    def send_held(self) -> None:
+        """Send what there is room for. An answer is encoded no sooner: before that, an outcome is the record's own."""
         try:
-            for call, answer in answers:
-                assert isinstance(call, _Call)
-                if call.waits:
-                    self.waiting -= 1
-                else:
-                    self.in_flight -= 1
-                frames.append(_frame(call, answer))
-            self._link.send(self._writer.encode(frames))
+            while self._held and (room := self._link.room) > 0:
+                self._link.send(self._writer.encode(self._frames(), room))
         except Exception as error:  # A sink never raises: the shard has other callers.
             self._link.fail(error)
-        self._link.stir()
+
+    def _frames(self) -> Iterator[Frame]:
+        """Take the frames of what is held, one by one."""
+        held = self._held
+        while held:
+            call, answer = held.popleft()
+            if type(call) is _Call:
+                calls, is_waiting, frame = 1, call.waits, _frame(call, answer)
+            else:
+                assert type(call) is _Whole
+                calls, is_waiting, frame = call.calls, call.is_waiting, call.make()
+            if is_waiting:
+                self.waiting -= calls
+            else:
+                self.in_flight -= calls
+            yield frame
 
     def _say(self, msgid: int, result: object) -> None:
         self._said.append((msgid, None, result))
@@ -155,7 +227,6 @@ class RpcCalls:
 
     def take(self, incoming: Sequence[Incoming]) -> None:
         """What one read brought, in order; its commands go to the router together."""
-        self._batch = []
         self._keep_up()
         for one in incoming:
             try:
@@ -166,7 +237,9 @@ class RpcCalls:
             except RequestError as error:
                 self._refuse(one.msgid, error)
         if self._batch:
-            self._route(self._batch)
+            # Not kept until the next read: a command may be large, and the client silent.
+            batch, self._batch = self._batch, []
+            self._route(batch)
         if self._said:
             self._flush()
 
@@ -270,13 +343,7 @@ class RpcCalls:
         count = len(batch.commands)
 
         def finish() -> None:
-            self.in_flight -= count
-            try:
-                self._say(request.msgid, batch.body(replies.answers))
-                self._flush()
-            except Exception as error:  # As in ``deliver``.
-                self._link.fail(error)
-            self._link.stir()
+            self._answer(_Whole(count, False, lambda: (request.msgid, None, batch.body(replies.answers))))
 
         replies = Replies(count, finish)
         self.in_flight += count
@@ -300,16 +367,10 @@ class RpcCalls:
         async def answer() -> None:
             try:
                 frame = await work()
-                # Looked up only now: what other calls said meanwhile has left, with the list that it stood in.
-                self._said.append(frame)
             except RequestError as error:
-                self._refuse(request.msgid, error)
-            self._flush()
-            if is_waiting:
-                self.waiting -= 1
-            else:
-                self.in_flight -= 1
-            self._link.stir()
+                self._context.observer.refused(DOOR, error.code)
+                frame = request.msgid, f"{error.code}: {error.detail}", None
+            self._answer(_Whole(1, is_waiting, lambda: frame))
 
         self._link.spawn(answer)
 

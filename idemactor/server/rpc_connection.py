@@ -36,8 +36,10 @@ class RpcLimits:
         in_flight_max: Requests being worked on; with more, reading stops. What one read brought may overshoot it.
         waiting_max: Reserves that wait for their key. They do not stop the reading (the commit that they wait for may
             come on this very connection); one more is told ``overloaded``.
-        unread_bytes_max: Bytes of answers that wait for the client; with more, reading stops.
+        unread_bytes_max: Bytes of answers that wait for the client; with more, reading stops, and answers wait
+            as what the shards said, which is small or shared, until there is room. One answer may overshoot it.
         handshake_ms: The time for a TLS handshake.
+        auth_ms: From the start to the first ``auth`` that succeeds, where one is asked for: a stranger holds a place.
         frame_ms: From the first bytes of a frame to its last: a frame that never ends holds memory.
         write_ms: The time for a client to take a piece of its answers; then it is closed.
         drain_ms: How long requests in flight may go on once the connection is to be closed.
@@ -48,6 +50,7 @@ class RpcLimits:
     waiting_max: int = 1_024
     unread_bytes_max: int = 4 * 1024 * 1024
     handshake_ms: int = 10_000
+    auth_ms: int = 30_000
     frame_ms: int = 30_000
     write_ms: int = 10_000
     drain_ms: int = 10_000
@@ -63,7 +66,7 @@ class RpcConnection:
         self._stream = stream
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else None
         self._frames = FrameReader()
-        self._outbox = Outbox(stream, limits.write_ms, self.stir)
+        self._outbox = Outbox(stream, limits.write_ms, self.stir, context.backlog)
         self._lane = lane
         self._paused = False
         self._ended = False
@@ -71,6 +74,7 @@ class RpcConnection:
         self._calls = RpcCalls(context, limits.waiting_max, self, lane.route)
         self._changed: trio.Event | None = None
         self._frame_ends_at = math.inf
+        self._known_by = math.inf
         self._reading = trio.CancelScope()
         self._tasks: trio.Nursery
 
@@ -92,8 +96,10 @@ class RpcConnection:
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # The client is gone; there is nobody to tell.
         finally:
-            self._calls.closed = True
-            self._outbox.give_up()
+            # What may be large is given back whatever path led here, and we know nobody any more who knows us.
+            self._calls.part()
+            self._outbox.part()
+            self._frames.forget()
             if self._outbox.too_slow:
                 self._context.observer.connection_failed(DOOR, trio.TooSlowError("answers were not read in time"))
 
@@ -120,6 +126,8 @@ class RpcConnection:
         await part(self._stream, self._limits.linger_ms, broken=not all_sent)
 
     async def _read(self) -> None:
+        if not self._calls.known:
+            self._known_by = trio.current_time() + self._limits.auth_ms / _MS_PER_S
         if self._fd is None:
             await self._read_alone()
         else:
@@ -131,14 +139,23 @@ class RpcConnection:
         """Let the door's lane read, until it ends; meanwhile only see to it that a frame that began also ends."""
         self._lane.watch(fd, self)
         try:
-            while not self._ended and trio.current_time() < self._frame_ends_at:
+            while not self._ended and trio.current_time() < self._ends_at:
                 self._news = trio.Event()
-                with trio.move_on_at(self._frame_ends_at):
+                with trio.move_on_at(self._ends_at):
                     await self._news.wait()
             if not self._ended:
-                self._context.observer.connection_failed(DOOR, trio.TooSlowError("a frame did not end in time"))
+                self._too_slow()
         finally:
             self._lane.leave(fd)
+
+    @property
+    def _ends_at(self) -> float:
+        """When the client has taken too long for what it has to do next."""
+        return min(self._frame_ends_at, self._known_by)
+
+    def _too_slow(self) -> None:
+        what = "there was no auth in time" if self._known_by < self._frame_ends_at else "a frame did not end in time"
+        self._context.observer.connection_failed(DOOR, trio.TooSlowError(what))
 
     @property
     def whose(self) -> str:
@@ -189,7 +206,7 @@ class RpcConnection:
             if not self._has_room():
                 await self._until(self._has_room)
                 self._frame_ends_at = math.inf
-            data = await (self._receive_rest() if frames.partial else self._receive())
+            data = await (self._receive_in_time() if frames.partial or self._known_by < math.inf else self._receive())
             if not data:
                 return
             self._take(frames.feed(data))
@@ -204,6 +221,8 @@ class RpcConnection:
             self._frame_ends_at = math.inf
         self._frames.notifications = 0
         self._calls.take(incoming)
+        if self._known_by < math.inf and self._calls.known:
+            self._known_by = math.inf
 
     def _presumes_too_much(self) -> bool:
         """Whether somebody who has not said who it is sends a frame that only others may."""
@@ -212,14 +231,14 @@ class RpcConnection:
         self._context.observer.connection_failed(DOOR, ProtocolError("too large a frame before any auth"))
         return True
 
-    async def _receive_rest(self) -> bytes:
-        """More of a frame that has begun; nothing: the client is too slow with it."""
-        if self._frame_ends_at == math.inf:
+    async def _receive_in_time(self) -> bytes:
+        """More of a frame that has begun, or of a stranger; nothing: the client is too slow."""
+        if self._frames.partial and self._frame_ends_at == math.inf:
             # While we did not read, for want of room, its time did not run.
             self._frame_ends_at = trio.current_time() + self._limits.frame_ms / _MS_PER_S
-        with trio.move_on_at(self._frame_ends_at):
+        with trio.move_on_at(self._ends_at):
             return await self._receive()
-        self._context.observer.connection_failed(DOOR, trio.TooSlowError("a frame did not end in time"))
+        self._too_slow()
         return b""
 
     async def _receive(self) -> bytes:
@@ -235,10 +254,7 @@ class RpcConnection:
             await self._until(lambda: self._outbox.broken or not (self._calls.in_flight or self._outbox.waiting_bytes))
 
     def _has_room(self) -> bool:
-        return self._outbox.broken or (
-            self._calls.in_flight < self._limits.in_flight_max
-            and self._outbox.waiting_bytes < self._limits.unread_bytes_max
-        )
+        return self._outbox.broken or (self._calls.in_flight < self._limits.in_flight_max and self.room > 0)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():
@@ -251,10 +267,17 @@ class RpcConnection:
         """Send frames; never blocks."""
         self._outbox.put(data)
 
+    @property
+    def room(self) -> int:
+        """How many bytes of answers the client may be sent before it reads some; with none, they wait unencoded."""
+        return 0 if self._outbox.broken else self._outbox.room(self._limits.unread_bytes_max)
+
     def stir(self) -> None:
         """Something changed that ``_until`` may wait for; a client that is gone is not read from any more."""
         if self._outbox.broken:
             self._reading.cancel()
+        elif self._calls.held:
+            self._calls.send_held()
         if self._paused and not self._ended and self._has_room():
             self._resume()
         if self._changed is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
+from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT, TOKEN_MAX
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import schema
 from idemactor.storage.directory import DataDirectory, explained, wall_ms
@@ -31,6 +31,10 @@ from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
 from idemactor.storage.unfinished import begin, discard
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
+
+TOKENS_LEFT_MIN: Final = 2**48
+"""How many tokens there have to be left behind the highest one that comes in: a shard grants one a microsecond for
+nine years with them."""
 
 CONFLICTS_NAMED: Final = 100
 """How many keys a report of conflicts names."""
@@ -112,11 +116,15 @@ def import_lines(
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
+            if not 1 <= spool.head.shards <= SHARDS_MAX:
+                raise StorageError(f"line 1: shards is 1 to {SHARDS_MAX}, not {spool.head.shards}")
             count = meta.shards if meta is not None else spool.head.shards if shards is None else shards
             rebuilt = None
             if meta is None or left != End(0, 0, 0):
                 read = stack.enter_context(read_shard(spool.path, Held(), keys))
                 token = _least_token(spool, there)
+                if token > TOKEN_MAX - TOKENS_LEFT_MIN:
+                    raise StorageError(f"a token of it is {token}: beyond that hardly any could be granted")
                 made = Making(checksums is not False if there_already is None else there_already.checksums, keys)
                 sources = [*there, read]
                 rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)

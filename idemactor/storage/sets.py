@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from idemactor.errors import StartError
-from idemactor.storage.layout import SETS_MAX, Meta, write_meta
+from idemactor.storage.layout import SETS_MAX, Meta, set_path, write_meta
 from idemactor.storage.sqlite_create import sync_path
-from idemactor.storage.unfinished import finish, finished_sets
+from idemactor.storage.unfinished import finish, finished_sets, is_unfinished
 
 
 def next_set(path: Path, before: Meta | None) -> int:
@@ -22,6 +22,9 @@ def next_set(path: Path, before: Meta | None) -> int:
         StartError: There were too many.
     """
     files = 1 + max([0 if before is None else before.files, *(number for number, _ in finished_sets(path))])
+    while files <= SETS_MAX and os.path.lexists(taken := set_path(path, files)) and not is_unfinished(taken):
+        # Somebody's own: a backup that was put here, for one.
+        files += 1
     if files > SETS_MAX:
         raise StartError(f"data directory {path} has had {SETS_MAX} sets of files; restore a backup of it elsewhere")
     return files

@@ -8,6 +8,7 @@ twice.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -40,6 +41,8 @@ _SKIPPER_BYTES: Final = 4_096
 """The first size of the skipper's buffer. It grows with what a frame needs."""
 _SKIPPER_KEPT_BYTES: Final = 262_144
 """A frame larger than this takes the skipper with it, so that one large frame is not paid for for ever."""
+_PACKER_KEPT_BYTES: Final = 262_144
+"""The same of what packs: its buffer never shrinks."""
 
 
 class FrameReader:
@@ -79,8 +82,14 @@ class FrameReader:
                     self._feed_chunk(data[start : start + _CHUNK_BYTES], found)
         except ProtocolError as error:
             self._renew()
-            self.broken = error
+            # Another one: that which was raised knows the frames of our own calls, and so this reader, and neither
+            # would be given back before somebody looks for cycles.
+            self.broken = ProtocolError(*error.args)
         return found
+
+    def forget(self) -> None:
+        """The connection is over: what came of a frame that has not ended is given back at once."""
+        self._renew()
 
     def _renew(self) -> None:
         self._skipper = msgpack.Unpacker(read_size=_SKIPPER_BYTES, max_buffer_size=FRAME_BYTES_MAX + _CHUNK_BYTES)
@@ -142,19 +151,32 @@ class FrameWriter:
     __slots__ = ("_packer",)
 
     def __init__(self) -> None:
-        self._packer = msgpack.Packer(use_bin_type=True, autoreset=False)
+        self._packer = _packer()
 
-    def encode(self, answers: Iterable[tuple[int, str | None, object]]) -> bytes:
-        """The frames of ``answers``, each (msgid, error or None, result or None), as one piece of bytes."""
+    def encode(self, answers: Iterable[tuple[int, str | None, object]], enough: float = math.inf) -> bytes:
+        """The frames of ``answers``, each (msgid, error or None, result or None), as one piece of bytes.
+
+        Args:
+            answers: Taken one by one, those that are not taken stay there.
+            enough: With so many bytes no further answer is taken.
+        """
         packer = self._packer
         try:
             for msgid, error, result in answers:
                 packer.pack((RESPONSE, msgid, error, result))
+                if len(packer.getbuffer()) >= enough:
+                    break
             frames: bytes = packer.bytes()
+            if len(frames) > _PACKER_KEPT_BYTES:
+                self._packer = _packer()
             return frames
         finally:
             # Also after an answer that cannot be packed: half a frame must not lead the next ones.
             packer.reset()
+
+
+def _packer() -> msgpack.Packer:
+    return msgpack.Packer(use_bin_type=True, autoreset=False)
 
 
 def encode_result(msgid: int, result: dict[str, Any]) -> bytes:

@@ -140,7 +140,7 @@ def _short(command: Command, told: Told) -> Reply:  # noqa: C901 - One case for 
                 told["holder"],
                 told["reserved_at"],
                 told["lease_expires_at"],
-                None,
+                told["reason"],
             )
         case "committed":
             return Committed(told.get("expires_at", UNTOLD), told["repeated"])
@@ -206,5 +206,6 @@ def _record(told: Told) -> Record:
         lease_expires_at=told["lease_expires_at"],
         committed_at=told["committed_at"],
         expires_at=told["expires_at"],
+        contested=told["contested"],
         outcome=_outcome(told["outcome"]),
     )
