@@ -8,8 +8,6 @@ only where none is there with something else are new files made of the old ones 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,21 +17,11 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import schema
-from idemactor.storage.directory import DataDirectory, explained, take_lock, wall_ms
+from idemactor.storage.directory import DataDirectory, explained, wall_ms
 from idemactor.storage.journal_file import Held
-from idemactor.storage.layout import (
-    DIRECTORY_MODE,
-    LOCK_NAME,
-    META_NAME,
-    SHARDS_MAX,
-    SPOOL_NAME,
-    is_leftover,
-    read_meta,
-    shard_name,
-    unfinished,
-    unfinished_sets,
-)
+from idemactor.storage.layout import META_NAME, SHARDS_MAX, SPOOL_NAME, read_meta, shard_name
 from idemactor.storage.lines import End
+from idemactor.storage.places import holds_data, locked, refuse_strangers
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, Whole, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild
@@ -41,6 +29,7 @@ from idemactor.storage.resharding import open_readers, own
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
+from idemactor.storage.unfinished import begin, discard, unfinished_sets
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
 
 CONFLICTS_NAMED: Final = 100
@@ -160,31 +149,25 @@ def _target(path: Path) -> Iterator[DataDirectory | None]:
         with own(path) as directory:
             yield directory
         return
-    if not path.exists():
-        path.mkdir(mode=DIRECTORY_MODE, parents=True)
-    elif not path.is_dir():
-        raise StartError(f"{path} is not a directory; name another path")
-    if not unfinished(path, 0) and any(each.name != LOCK_NAME for each in path.iterdir()):
-        raise StartError(f"{path} is not empty and has no {META_NAME}; name another directory")
-    lock = take_lock(path / LOCK_NAME)
-    try:
+    with locked(path):
+        if read_meta(path) is not None or holds_data(path):
+            raise StartError(
+                f"{path} has no {META_NAME} and holds data; name another directory, or restore the whole directory:"
+                f" `idemactor restore --replace BACKUP {path}`"
+            )
+        refuse_strangers(path)
         yield None
-    finally:
-        os.close(lock)
 
 
 @contextlib.contextmanager
 def _spool_directory(path: Path) -> Iterator[Path]:
     spool = path / SPOOL_NAME
-    if spool.exists():
-        if not is_leftover(spool):
-            raise StartError(f"{spool} is in the way, and is not what an import left behind; move it")
-        shutil.rmtree(spool)
-    spool.mkdir(mode=DIRECTORY_MODE)
+    begin(spool)
     try:
         yield spool
     finally:
-        shutil.rmtree(spool, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            discard(spool)
 
 
 @contextlib.contextmanager
@@ -196,7 +179,7 @@ def _thrown_away(path: Path) -> Iterator[None]:
         with contextlib.suppress(OSError, StartError):
             meta = read_meta(path)
             for left in unfinished_sets(path, 0 if meta is None else meta.files):
-                shutil.rmtree(left)
+                discard(left)
         raise
 
 

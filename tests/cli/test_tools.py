@@ -27,7 +27,9 @@ from idemactor.cli.tools import TerminalProgress
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import backups, check, exporting, importing, resharding
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.lines import End
 from tests.cli.fake_client import invoke
+from tests.storage.test_reading import digests
 
 TOOLS = ("backup", "restore", "reshard", "reencrypt", "export", "import")
 
@@ -310,3 +312,75 @@ def test_what_would_leave_no_trace_is_not_begun(
     done = invoke(name, *arguments, "--config", str(tmp_path / "c.toml"))
     assert done.exit_code == Exit.USAGE
     assert "audit.jsonl cannot be written" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- where an export goes to
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(data: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert invoke("export", str(data), "--output", str(pipe)).exit_code == 0
+        lines = reader.stdout.read().splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["export", "end"]
+    assert pipe.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["data", "pipe"]
+
+
+def test_an_export_takes_nobodys_place(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "inside").symlink_to(data / "new.jsonl")
+    before = digests(data)
+    for output, said in (
+        (tmp_path / "mine", "there already"),
+        (tmp_path / "link", "there already"),
+        (tmp_path / "dangling", "there already"),
+        (tmp_path / "inside", "inside of"),
+        (data / "shard-0000.db", "inside of"),
+        (data / "idemactor.json", "inside of"),
+        (data / "new.jsonl", "inside of"),
+        (tmp_path, "is a directory"),
+        ("", "is a directory"),
+        (".", "is a directory"),
+        ("/", "is a directory"),
+        (tmp_path / "nowhere" / "x", "No such file"),
+    ):
+        result = invoke("export", str(data), "--output", str(output))
+        assert (result.exit_code, said in result.stderr) == (Exit.USAGE, True), (output, result.stderr)
+    assert digests(data) == before
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["dangling", "data", "inside", "link", "mine"]
+    assert all((tmp_path / name).is_symlink() for name in ("dangling", "inside", "link"))
+
+
+def test_an_export_leaves_what_is_called_as_its_scratch_is(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "all.unfinished").write_text("mine")
+    assert invoke("export", str(data), "--output", str(tmp_path / "all")).exit_code == 0
+    assert (tmp_path / "all.unfinished").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["all", "all.unfinished", "data"]
+
+
+def test_a_file_that_came_to_be_there_during_the_export_stays(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "all"
+
+    def overtaken(*_: object, **__: object) -> End:
+        output.write_text("mine")
+        return End(0, 0, 0)
+
+    monkeypatch.setattr(exporting, "export", overtaken)
+    assert "meanwhile" in invoke("export", str(data), "--output", str(output)).stderr
+    assert output.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["all", "data"]
+
+
+def test_a_restore_without_a_manifest_says_that_nothing_was_compared(data: Path, tmp_path: Path) -> None:
+    invoke("backup", str(tmp_path / "b"), "--data-dir", str(data))
+    assert "not compared" not in invoke("restore", str(tmp_path / "b"), str(tmp_path / "one")).stdout
+    (tmp_path / "b" / "backup.json").unlink()
+    assert "they were not compared" in invoke("restore", str(tmp_path / "b"), str(tmp_path / "two")).stdout

@@ -262,6 +262,30 @@ def test_a_drain_that_takes_too_long_is_cut_off(home: Path) -> None:
             assert record["state"] == "pending"
 
 
+def test_a_delivery_that_hangs_is_cut_off_and_told_before_the_drain_is_over(home: Path) -> None:
+    with listening() as destination:
+        config = f"""
+            [server]
+            drain_ms = 2000
+            [namespaces.default]
+            [namespaces.work.dispatch]
+            url = "http://127.0.0.1:{destination.getsockname()[1]}/"
+        """
+        server = Server(home, config).start()
+        with server.rpc_client() as client:
+            client.call("dispatch", namespace="work", key="k", intent={"content_type": "text/plain", "body": "x"})
+        destination.settimeout(10)
+        asked, _ = destination.accept()
+        with asked:
+            asked.recv(4_096)
+            server.signal(signal.SIGTERM)
+            assert server.wait(10) == 0
+    assert '"stopped"' in server.log
+    assert "drain_cut_off" not in server.log
+    with Server(home, "[namespaces.default]\n[namespaces.work]").start() as again, again.http_client() as asking:
+        assert asking.call("get", "work", key="k").members["record"]["state"] == "in_doubt"
+
+
 # ---------------------------------------------------------------------------------------------------------- the example
 
 
