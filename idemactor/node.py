@@ -82,6 +82,9 @@ if TYPE_CHECKING:
 SETTLE_SHARE: Final = 0.9
 """How much of the time to drain what is on its way to upstreams may take: the rest is for answering everybody else."""
 
+CUT_SHARE: Final = 0.8
+"""After how much of the time to drain deliveries that hang are cut off: a shard has to be told, while it serves yet."""
+
 DESCRIPTORS_KEPT: Final = 64
 """Descriptors for everything that is neither a connection nor a shard: logs, locks, the loop, name look-ups."""
 
@@ -346,7 +349,7 @@ def note_reload(audit: Audit, tokens: Sequence[TokenEntry] | None) -> None:
 
 async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router, life: Life) -> None:
     """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
-    office.drain()
+    office.drain(life.drain_ms * CUT_SHARE)
     if proxy is not None:
         proxy.drain()
     router.settle_only()

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.tools import (
     DIRECTORY,
     config_option,
@@ -36,7 +37,7 @@ def backup(target: Path, data_dir: Path, config_path: Path | None, as_json: bool
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import back_up
 
-    with working(as_json=as_json, config_path=config_path) as progress:
+    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "backup", data_dir):
         copied = back_up(data_dir, target, progress, keys_of(server_settings(config_path)))
     shards = [members(shard) for shard in copied.shards]
     told = {"target": str(target), "taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}

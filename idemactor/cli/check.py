@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from idemactor.cli.interrupts import INTERRUPTED, interruptible
 from idemactor.errors import StartError, StorageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ EXIT_CANNOT_CHECK: Final = 2
 
 _EPILOG: Final = """\b
 Example:
-  systemctl stop idemactor && idemactor check /var/lib/idemactor"""
+  systemctl stop 'idemactor*' && idemactor check /var/lib/idemactor"""
 
 
 @click.command(epilog=_EPILOG)
@@ -28,7 +29,8 @@ Example:
 def check(data_dir: Path, as_json: bool) -> None:
     """Check the files of DATA_DIR and change nothing.
 
-    Exit code 0: sound, though a warning may be said; 1: an error was found; 2: it cannot be checked.
+    Exit code 0: sound, though a warning may be said; 1: an error was found; 2: it cannot be checked;
+    130: it was interrupted.
     """
     # Only here: `--help` needs no storage engine.
     from idemactor.cli.tools import TerminalProgress
@@ -36,7 +38,11 @@ def check(data_dir: Path, as_json: bool) -> None:
 
     progress = TerminalProgress(quiet=as_json)
     try:
-        report = check_directory(data_dir, progress)
+        with interruptible():
+            report = check_directory(data_dir, progress)
+    except KeyboardInterrupt:
+        progress.clear()
+        raise SystemExit(INTERRUPTED) from None
     except (StartError, StorageError, OSError) as error:
         progress.clear()
         click.echo(f"idemactor: {data_dir}: cannot be checked: {error}", err=True)

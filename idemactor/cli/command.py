@@ -14,6 +14,7 @@ import click
 from idemactor.cli.durations import METAVAR, duration
 from idemactor.cli.exits import ALWAYS, UNEXPECTED, Exit, exit_of_code, table_of
 from idemactor.cli.inputs import Function
+from idemactor.cli.interrupts import INTERRUPTED
 from idemactor.cli.settings import ADDRESS_DEFAULT, NAMESPACE_DEFAULT, Given, Settings, UsageProblem, settings_from
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROGRAM: Final = "idemactor"
-INTERRUPTED: Final = 130
-"""What shells tell of a command that Ctrl-C ended: 128 + SIGINT."""
 
 _PATH: Final = click.Path(path_type=Path)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -14,14 +15,12 @@ import click
 from idemactor.cli.tools import DIRECTORY, config_option, epilog, keys_of, members, report, server_settings, working
 from idemactor.errors import StartError
 
-FILE_MODE: Final = 0o600
-"""Keys and outcomes are nobody else's business."""
 _EXAMPLE: Final = "idemactor export /backup/idemactor-2026-11-30 --output everything.jsonl"
 
 
 @click.command(epilog=epilog(_EXAMPLE))
 @click.argument("data_dir", type=DIRECTORY)
-@click.option("--output", type=DIRECTORY, metavar="FILE", help="Where to; standard output.")
+@click.option("--output", type=DIRECTORY, metavar="FILE", help="A new file, or a device or pipe; standard output.")
 @click.option("--without-outcomes", is_flag=True, help="Of outcomes write only the status, not what they say.")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON; only beside --output.")
@@ -38,7 +37,7 @@ def export(
 
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output has the export.")
-    with working(as_json=as_json, config_path=config_path) as progress, _destination(output, data_dir) as file:
+    with working(as_json=as_json, config_path=config_path) as progress, _destination(data_dir, output) as file:
         keys = keys_of(server_settings(config_path))
         end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
         file.flush()
@@ -48,27 +47,43 @@ def export(
 
 
 @contextlib.contextmanager
-def _destination(output: Path | None, data_dir: Path) -> Iterator[BinaryIO]:
-    """Standard output, or a file that has its name once it is whole."""
+def _destination(data_dir: Path, output: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, a device or pipe that is written to, or a new file that has its name once it is whole.
+
+    Raises:
+        StartError: It cannot be that place.
+        OSError: It cannot be written.
+    """
     if output is None:
         yield sys.stdout.buffer
         return
-    if output.is_dir() or not output.name:
-        raise StartError(f"{output} is a directory; name a file")
-    if output.resolve().parent in (data_dir.resolve(), *(each.resolve() for each in data_dir.glob("files-????"))):
-        raise StartError(f"{output} lies in the directory that is exported; name another place")
-    if output.exists() and not output.is_file():
-        with output.open("wb") as file:
-            yield file
+    _refuse_place(data_dir, output)
+    if output.exists():
+        # What is no file has no name to take, and is not made anew.
+        with open(os.open(output, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb") as stream:
+            yield stream
         return
-    scratch = output.with_name(output.name + ".unfinished")
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    # Nobody else has this name, and nobody else may read it.
+    descriptor, name = tempfile.mkstemp(prefix=f"{output.name}.unfinished-", dir=output.parent)
+    scratch = Path(name)
     try:
         with open(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fsync(descriptor)
+        if os.path.lexists(output):
+            raise StartError(f"{output} came to be there meanwhile; name a new file")
         os.rename(scratch, output)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def _refuse_place(data_dir: Path, output: Path) -> None:
+    """Refuse what would be lost, and what can take no export, before there is one."""
+    if output.is_dir():
+        raise StartError(f"{output} is a directory; name a new file")
+    if output.resolve().is_relative_to(data_dir.resolve()):
+        raise StartError(f"{output} is inside of {data_dir}; name a file that is not")
+    if output.is_file() or (output.is_symlink() and not output.exists()):
+        raise StartError(f"{output} is there already; name a new file, or remove it first")

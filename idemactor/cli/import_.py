@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO, Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.command import fail
 from idemactor.cli.exits import Exit
 from idemactor.cli.output import safe
@@ -23,6 +24,7 @@ from idemactor.cli.tools import (
     server_settings,
     working,
 )
+from idemactor.errors import StartError
 
 if TYPE_CHECKING:
     from idemactor.storage.importing import Conflicts
@@ -45,8 +47,9 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
     from idemactor.storage.importing import Conflicts, import_lines
 
     with working(as_json=as_json, config_path=config_path) as progress, contextlib.ExitStack() as stack:
+        stack.enter_context(audited(config_path, "import", data_dir))
         server = server_settings(config_path)
-        file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(source.open("rb"))
+        file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(_opened(source))
         try:
             imported = import_lines(
                 data_dir,
@@ -66,6 +69,16 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
         *(f"the files of before are kept in {path}" for path in kept),
     ]
     report(as_json, members(imported), lines)
+
+
+def _opened(source: Path) -> BinaryIO:
+    """The file to read. Raises: StartError: it cannot be opened."""
+    try:
+        return source.open("rb")
+    except IsADirectoryError:
+        raise StartError(f"{source} is a directory; name the file that an export wrote") from None
+    except OSError as error:
+        raise StartError(f"{source} cannot be read: {error.strerror}") from error
 
 
 def _tell(conflicts: Conflicts, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import click
 
 from idemactor import __version__
 from idemactor.cli.exits import Exit, table_of
+from idemactor.cli.interrupts import TOOLS, as_usual
 
 _COMMANDS: Final[Mapping[str, str]] = {
     "serve": "Run the server until SIGTERM.",
@@ -90,6 +91,8 @@ class Commands(click.Group):
         name = f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name
         command = getattr(importlib.import_module(f"idemactor.cli.{name}"), name)
         assert isinstance(command, click.Command)
+        if cmd_name not in TOOLS:
+            as_usual()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

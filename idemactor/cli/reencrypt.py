@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.tools import epilog, json_option, keys_of, report, server_settings, working
 from idemactor.errors import StartError, StorageError
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from idemactor.storage.sealing import Keyring
 
 _EXAMPLE: Final = """\
-systemctl stop idemactor && idemactor reencrypt --config /etc/idemactor.toml
+systemctl stop 'idemactor*' && idemactor reencrypt --config /etc/idemactor.toml
 (take the old key out of the file) && systemctl start idemactor"""
 
 
@@ -36,23 +37,31 @@ def reencrypt(config_path: Path, as_json: bool) -> None:
     Run it once more after it was interrupted: it goes on where it was. The files of before that a reshard, an import
     or a restore kept aside are left as they are.
     """
-    with working(as_json=as_json, config_path=config_path):
+    with working(as_json=as_json, config_path=config_path), audited(config_path, "reencrypt", None):
         server = server_settings(config_path)
         keys = keys_of(server)
         if server is None or keys is None:
             raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
-        written = _reencrypt(server, keys)
-    lines = [f"{server.data_dir}: rows encrypted anew: {written}; only the first key is needed from now on"]
-    report(as_json, {"written": written}, lines)
+        written, brought_in = _reencrypt(server, keys)
+    lines = [
+        f"{server.data_dir}: rows encrypted anew: {written}, and batches that the journal alone had: {brought_in};"
+        " only the first key is needed from now on"
+    ]
+    report(as_json, {"written": written, "brought_in": brought_in}, lines)
 
 
-def _reencrypt(server: ServerSection, keys: Keyring) -> int:
+def _reencrypt(server: ServerSection, keys: Keyring) -> tuple[int, int]:
+    """How many rows were written, and how many batches opening brought in from the journal, encrypted anew as well."""
     import trio
 
+    from idemactor.storage.directory import explained
+    from idemactor.storage.resealing import only_in_journal
     from idemactor.storage.resharding import own
 
     with own(server.data_dir) as directory:
-        return trio.run(_all_files, directory, keys)
+        with explained(directory.path):
+            brought_in = only_in_journal(directory.meta.home(directory.path), directory.meta)
+        return trio.run(_all_files, directory, keys), brought_in
 
 
 async def _all_files(directory: DataDirectory, keys: Keyring) -> int:

@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.tools import (
     DIRECTORY,
     config_option,
@@ -19,7 +20,7 @@ from idemactor.cli.tools import (
     working,
 )
 
-_EXAMPLE: Final = "systemctl stop idemactor && idemactor reshard /var/lib/idemactor --to 16"
+_EXAMPLE: Final = "systemctl stop 'idemactor*' && idemactor reshard /var/lib/idemactor --to 16"
 
 
 @click.command(epilog=epilog(_EXAMPLE))
@@ -35,7 +36,7 @@ def reshard(data_dir: Path, shards: int, config_path: Path | None, as_json: bool
     """
     from idemactor.storage.resharding import reshard as distribute
 
-    with working(as_json=as_json, config_path=config_path) as progress:
+    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "reshard", data_dir):
         rebuilt = distribute(data_dir, shards, progress, keys_of(server_settings(config_path)))
     if rebuilt is None:
         report(as_json, {"shards": shards, "changed": False}, [f"{data_dir} has {shards} shards already"])

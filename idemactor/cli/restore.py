@@ -7,6 +7,7 @@ from typing import Final
 
 import click
 
+from idemactor.cli.audited import audited
 from idemactor.cli.tools import (
     DIRECTORY,
     config_option,
@@ -33,15 +34,17 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_pat
     """Let DATA_DIR, which is empty or not there, hold what the backup SRC does.
 
     Says in what time commands were acknowledged that may be lost. Tokens go on where no earlier one can have been: the
-    clock of this machine has to be right. Stop the server before.
+    clock of this machine has to be right. Stop the server before. With --replace, idemactor.json may be damaged or
+    lost.
     """
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import restore as put_back
 
-    with working(as_json=as_json, config_path=config_path) as progress:
+    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "restore", data_dir):
         keys = keys_of(server_settings(config_path))
         restored = put_back(source, data_dir, progress, replaced=replace, apart=apart, keys=keys)
     now = now_ms()
+    unproved = [] if restored.compared else [f"nothing says how the files of {source} were: they were not compared"]
     kept = [] if restored.replaced is None else [f"the files of before are kept in {restored.replaced}"]
     lines = [
         f"{data_dir}: {restored.shards} shards restored from {source}",
@@ -50,4 +53,4 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_pat
         f"  until {moment(restored.until_ms, now)}",
         f"tokens go on at {restored.next_token}",
     ]
-    report(as_json, members(restored), lines + kept)
+    report(as_json, members(restored), lines + unproved + kept)

@@ -7,7 +7,6 @@ import dataclasses
 import importlib
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from idemactor.cli.command import INTERRUPTED, fail
+from idemactor.cli.command import fail
 from idemactor.cli.exits import Exit, table_of
+from idemactor.cli.interrupts import INTERRUPTED, interruptible
 from idemactor.errors import ConfigError, StartError, StorageError
 
 if TYPE_CHECKING:
@@ -117,12 +117,12 @@ def working(*, as_json: bool, config_path: Path | None = None) -> Iterator[Termi
     SIGTERM stops it as Ctrl-C does, so that what it has begun is cleaned away.
     """
     if _has_settings(config_path):
-        # Before the signal is ours: Python ends by SIGINT, whatever is made of it, once one came amid an import.
+        # Before a signal raises anything: Python ends by SIGINT, whatever is made of it, once one came amid an import.
         importlib.import_module("idemactor.config")
     progress = TerminalProgress(quiet=as_json)
-    before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        yield progress
+        with interruptible():
+            yield progress
     except StartError as error:
         _end(progress, as_json, "REFUSED", str(error), Exit.USAGE)
     except StorageError as error:
@@ -136,11 +136,6 @@ def working(*, as_json: bool, config_path: Path | None = None) -> Iterator[Termi
         raise SystemExit(INTERRUPTED) from None
     finally:
         progress.clear()
-        signal.signal(signal.SIGTERM, before)
-
-
-def _interrupt(_number: int, _frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _end(progress: TerminalProgress, as_json: bool, code: str, detail: str, exit_code: Exit) -> None:

@@ -65,12 +65,12 @@ class DispatchOffice:
         finally:
             self.finished.set()
 
-    def drain(self) -> None:
-        """Take nothing new; what is under way may end, within ``limits.DRAIN_MS``."""
+    def drain(self, within_ms: float = limits.DRAIN_MS) -> None:
+        """Take nothing new; what is under way may end, within ``within_ms`` and ``limits.DRAIN_MS``."""
         self._draining = True
         self._asking.cancel()
         for relay in self._relays.values():
-            relay.drain()
+            relay.drain(min(within_ms, limits.DRAIN_MS))
 
     async def _relay(self, namespace: str, destination: Destination) -> None:
         upstream = self._upstream(destination.endpoint.origin, destination.concurrency)

@@ -87,11 +87,14 @@ class Relay:
         """How the destination stands."""
         return self._breaker
 
-    def drain(self) -> None:
-        """Take nothing new; ``run`` returns once what is under way has ended, and cuts that off after ``DRAIN_MS``."""
+    def drain(self, within_ms: float = limits.DRAIN_MS) -> None:
+        """Take nothing new; ``run`` returns once what is under way has ended, and that is cut off after ``within_ms``.
+
+        What became of it is told afterwards: the shards have to go on for a little longer.
+        """
         self._draining = True
         for scope in self._scopes:
-            scope.deadline = min(scope.deadline, trio.current_time() + limits.DRAIN_MS / _MS_PER_S)
+            scope.deadline = min(scope.deadline, trio.current_time() + within_ms / _MS_PER_S)
         self._taker.close()
 
     async def run(self) -> None:

@@ -72,12 +72,29 @@ class Audit:
 
     def _append(self, line: bytes) -> None:
         assert self.path is not None
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        descriptor = _created(self.path)
+        if descriptor is None:
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
         try:
             # One write: lines of several workers do not mix.
             os.write(descriptor, line)
         finally:
             os.close(descriptor)
+
+
+def _created(path: Path) -> int | None:
+    """The file, where it was not there; None where it was.
+
+    What root makes is the directory's owner's: the server's, which could not write it otherwise once a tool was first.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    except FileExistsError:
+        return None
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.fchown(descriptor, owner.st_uid, owner.st_gid)
+    return descriptor
 
 
 NO_AUDIT: Final = Audit(None, Redact(False, b""))

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,30 +20,40 @@ from idemactor.storage.check import Severity, check_files, open_untouched
 from idemactor.storage.copying import Copied, copy_files, digest_of, meta_of_copy
 from idemactor.storage.directory import explain, explained, take_lock, wall_ms
 from idemactor.storage.layout import (
-    DIRECTORY_MODE,
     LOCK_NAME,
     MADE_NAME,
+    MANIFEST_NAME,
     META_NAME,
     Meta,
-    is_leftover,
+    MetaDamaged,
     read_meta,
     set_path,
     shard_name,
-    unfinished,
     write_meta,
     write_whole,
 )
+from idemactor.storage.places import holds_data, locked, refuse_overlap, refuse_strangers
 from idemactor.storage.progress import Progress
 from idemactor.storage.schema import SELECT_META
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import next_set, note_of, switch
 from idemactor.storage.sqlite_create import sync_path
 from idemactor.storage.tokens import leap, token_at
+from idemactor.storage.unfinished import (
+    begin,
+    discard,
+    finish,
+    finished_sets,
+    is_marked,
+    is_unfinished,
+    mark,
+    unfinished,
+)
 
-MANIFEST_NAME: Final = "backup.json"
-"""What a backup says of itself."""
 MANIFEST_VERSION: Final = 1
-_UNFINISHED: Final = ".unfinished"
+_UNFINISHED: Final = ".unfinished-"
+_RANDOM_LETTERS: Final = 8
+"""How many ``tempfile`` puts behind a name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,7 @@ class Restored:
             that were replaced, or else the present.
         next_token: The first token that can be granted from now on: higher than any before it.
         replaced: Where the files are that counted before; None: there were none.
+        compared: Whether the files were compared with what the backup says of them.
     """
 
     files: Path
@@ -66,6 +77,7 @@ class Restored:
     until_ms: int
     next_token: int
     replaced: Path | None
+    compared: bool
 
 
 # --------------------------------------------------------------------------------------------------------------- backup
@@ -81,16 +93,28 @@ def back_up(source: Path, target: Path, progress: Progress, keys: Keyring | None
         StartError: The message says the way out.
         StorageError: Something in ``source`` is damaged.
     """
-    with explained(target), _scratch(target) as scratch:
+    _refuse_target(source, target)
+    with explained(target), _scratch(source, target) as scratch:
         copied = copy_files(source, scratch, progress, keys=keys)
         write_whole(scratch / MANIFEST_NAME, json.dumps(_manifest(copied)).encode() + b"\n")
         write_meta(scratch, meta_of_copy(copied))
         try:
             os.rename(scratch, target)
         except OSError as error:
-            raise explain(target, error) from error
+            raise explain(target, error, "backup") from error
+        finish(target)
         sync_path(target.absolute().parent)
         return copied
+    raise AssertionError("a stack of contexts swallows nothing")
+
+
+def _refuse_target(source: Path, target: Path) -> None:
+    """Refuse what could not take the copy, before it is made."""
+    if target.is_symlink():
+        raise StartError(f"{target} is a symbolic link, whose place the backup would take; name a new directory")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise StartError(f"{target} is there already; name a new directory")
+    refuse_overlap(source, target)
 
 
 def _manifest(copied: Copied) -> dict[str, Any]:
@@ -104,26 +128,40 @@ def _manifest(copied: Copied) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _scratch(target: Path) -> Iterator[Path]:
+def _scratch(source: Path, target: Path) -> Iterator[Path]:
     """A directory beside ``target`` that nobody else uses; what is left of it in the end is removed."""
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise StartError(f"{target} is there already; name a new directory")
     parent = target.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    scratch = parent / (target.name + _UNFINISHED)
-    if scratch.exists() and not is_leftover(scratch, MANIFEST_NAME):
-        raise StartError(f"{scratch} is in the way, and is not what a backup left behind; name another directory")
-    scratch.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    prefix = target.name + _UNFINISHED
+    for left in sorted(parent.iterdir()):
+        if left.name.startswith(prefix) and len(left.name) == len(prefix) + _RANDOM_LETTERS:
+            _discard_left(left, source)
+    scratch = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    mark(scratch)
     lock = take_lock(scratch / LOCK_NAME)
     try:
-        for file in scratch.iterdir():
-            if file.name != LOCK_NAME:
-                file.unlink()
         yield scratch
     finally:
         try:
+            # Once it has the name of the backup it is not there any more.
             if scratch.exists():
-                shutil.rmtree(scratch, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    discard(scratch)
+        finally:
+            os.close(lock)
+
+
+def _discard_left(left: Path, source: Path) -> None:
+    """Remove what an interrupted backup left, unless that goes on, or holds what is to be copied."""
+    if not is_unfinished(left) or source.resolve().is_relative_to(left.resolve()):
+        return
+    with contextlib.suppress(StartError, OSError):
+        if not is_marked(left):
+            left.rmdir()
+            return
+        lock = take_lock(left / LOCK_NAME)
+        try:
+            discard(left)
         finally:
             os.close(lock)
 
@@ -145,7 +183,8 @@ def restore(
     Args:
         source: A backup, or any data directory.
         target: A directory that is empty or not there. An interrupted restore leaves it without anything that counts.
-        replaced: It may also be a data directory, whose files are kept and do not count any more.
+        replaced: It may also be a data directory, whose files are kept and do not count any more; also one whose
+            ``idemactor.json`` is damaged, lost, or older than its files.
         keys: See ``copy_files``; a backup needs none.
         apart: See ``copy_files``: nobody knows what is missing, but that it came later than the latest in each shard.
 
@@ -153,17 +192,17 @@ def restore(
         StartError: The message says the way out.
         StorageError: The backup is damaged.
     """
-    with explained(target), contextlib.ExitStack() as locks:
-        if (digests := _read_digests(source)) is not None:
-            _compare(source, digests, progress)
-        before = _take_target(target, locks, replaced=replaced)
-        _refuse_nested(source, target)
+    refuse_overlap(source, target)
+    with explained(target), contextlib.ExitStack() as stack:
+        compared = _compare(source, progress)
+        stack.enter_context(locked(target))
+        before, kept = _settled(target, replaced=replaced)
         files = next_set(target, before)
         for left in unfinished(target, files - 1):
-            shutil.rmtree(left)
+            discard(left)
         home = set_path(target, files)
-        home.mkdir(mode=DIRECTORY_MODE)
-        locks.callback(_discard_unless_named, target, files)
+        begin(home)
+        stack.callback(_discard_unless_named, target, files)
         copied = copy_files(source, home, progress, apart=apart, keys=keys)
         taken_ms = _taken(copied, apart=apart)
         last = _newest(target, before)
@@ -173,8 +212,7 @@ def restore(
         note = {"made_by": "restore", "at_ms": wall_ms(), "taken_ms": taken_ms, "replaced": note_of(before)}
         write_whole(home / MADE_NAME, json.dumps(note).encode() + b"\n")
         switch(target, home, meta)
-        kept = None if before is None else before.home(target)
-        return Restored(home, meta.shards, taken_ms, last[1] or wall_ms(), token + 1, kept)
+        return Restored(home, meta.shards, taken_ms, last[1] or wall_ms(), token + 1, kept, compared)
     raise AssertionError("an exit stack swallows nothing")
 
 
@@ -189,40 +227,38 @@ def _taken(copied: Copied, *, apart: bool) -> int:
 def _discard_unless_named(target: Path, files: int) -> None:
     """What did not come to its end leaves nothing behind, unless the process is killed."""
     with contextlib.suppress(StartError, OSError):
-        meta = read_meta(target)
-        if meta is None or meta.files != files:
-            shutil.rmtree(set_path(target, files))
+        try:
+            meta = read_meta(target)
+        except MetaDamaged:
+            meta = None
+        if (meta is None or meta.files != files) and is_unfinished(set_path(target, files)):
+            discard(set_path(target, files))
 
 
-def _refuse_nested(source: Path, target: Path) -> None:
-    """What lies in the directory that is replaced could be replaced with it."""
-    one, other = source.resolve(), target.resolve()
-    if one == other or one in other.parents or other in one.parents:
-        raise StartError(f"{source} and {target} lie in each other; move the backup to another place")
-
-
-def _take_target(target: Path, locks: contextlib.ExitStack, *, replaced: bool) -> Meta | None:
-    """Own the directory, made where there is none; what it says of itself, None where it is empty."""
-    if not target.exists():
-        target.mkdir(mode=DIRECTORY_MODE, parents=True)
-    elif not target.is_dir():
-        raise StartError(f"{target} is not a directory; name another path")
-    ours = (target / META_NAME).exists() or unfinished(target, 0)
-    if not ours and any(file.name != LOCK_NAME for file in target.iterdir()):
-        raise StartError(f"{target} is not empty; name a new directory")
-    locks.callback(os.close, take_lock(target / LOCK_NAME))
-    meta = read_meta(target)
-    if meta is not None and not replaced:
+def _settled(target: Path, *, replaced: bool) -> tuple[Meta | None, Path | None]:
+    """What the directory says of itself, None where that is lost or nothing is there; and where its files are."""
+    there = holds_data(target)
+    if not there:
+        refuse_strangers(target)
+        return None, None
+    if not replaced:
         raise StartError(f"{target} holds data; name a new directory, or say --replace to keep its files aside")
-    return meta
+    try:
+        meta = read_meta(target)
+    except MetaDamaged:
+        meta = None
+    return meta, target if meta is None else meta.home(target)
 
 
 def _newest(target: Path, before: Meta | None) -> tuple[int, int]:
-    """The highest token and the latest time in the files that are to be replaced, as far as they can be read."""
+    """The highest token and the latest time in all files that are there and counted once, as far as they can be read.
+
+    What ``before`` names need not be the latest, see ``unfinished.outdated``.
+    """
     token = latest_ms = 0
-    for shard in range(0 if before is None else before.shards):
-        assert before is not None
-        with contextlib.suppress(apsw.Error, OSError), open_untouched(before.home(target) / shard_name(shard)) as file:
+    homes = {target, *(home for _, home in finished_sets(target)), *([] if before is None else [before.home(target)])}
+    for path in sorted(path for home in homes for path in home.glob("shard-????.db")):
+        with contextlib.suppress(apsw.Error, OSError), open_untouched(path) as file:
             row = file.execute(SELECT_META).fetchone()
             if row is not None:
                 token, latest_ms = max(token, row[3]), max(latest_ms, row[4])
@@ -256,6 +292,22 @@ def _prove(home: Path, meta: Meta) -> None:
 # ------------------------------------------------------------------------------------------------------------- manifest
 
 
+def _compare(source: Path, progress: Progress) -> bool:
+    """Compare the files of a backup with what it says of them; returns whether it says anything.
+
+    Raises:
+        StartError: It is none.
+        StorageError: They are not as they were.
+    """
+    if (digests := _read_digests(source)) is None:
+        return False
+    for done, (shard, digest) in enumerate(sorted(digests.items())):
+        progress("files compared", done, len(digests))
+        if digest_of(source / shard_name(shard)) != digest:
+            raise StorageError(f"{shard_name(shard)} is not as it was backed up; restore another backup")
+    return True
+
+
 def _read_digests(source: Path) -> dict[int, str] | None:
     """The digests of a backup's files by shard; None where it says nothing, or was served meanwhile."""
     meta = read_meta(source)
@@ -273,10 +325,3 @@ def _read_digests(source: Path) -> dict[int, str] | None:
     except (ValueError, TypeError, KeyError):
         raise StorageError(f"{source / MANIFEST_NAME} is damaged; restore another backup") from None
     return digests
-
-
-def _compare(source: Path, digests: dict[int, str], progress: Progress) -> None:
-    for done, (shard, digest) in enumerate(sorted(digests.items())):
-        progress("files compared", done, len(digests))
-        if digest_of(source / shard_name(shard)) != digest:
-            raise StorageError(f"{shard_name(shard)} is not as it was backed up; restore another backup")

@@ -33,11 +33,11 @@ from idemactor.storage.layout import (
     lock_name,
     read_meta,
     shard_name,
-    unfinished,
 )
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import is_sealed
 from idemactor.storage.sqlite_create import check_version
+from idemactor.storage.unfinished import outdated, refuse_outdated, unfinished
 from idemactor.storage.wal_frames import damage_behind
 from idemactor.storage.watermark import lost_end, synced_up_to
 
@@ -111,8 +111,12 @@ def check_directory(path: Path, progress: Progress = silent) -> Report:
 
 
 @contextlib.contextmanager
-def reading_alone(path: Path) -> Iterator[Meta]:
+def reading_alone(path: Path, *, current: bool = False) -> Iterator[Meta]:
     """While no server can use a data directory, which is left as it is; what ``idemactor.json`` says.
+
+    Args:
+        path: The directory.
+        current: Refuse one whose ``idemactor.json`` is older than its files.
 
     Raises:
         StartError: A server holds it, it is no data directory, or it cannot be read.
@@ -123,6 +127,8 @@ def reading_alone(path: Path) -> Iterator[Meta]:
             meta = read_meta(path)
             if meta is None:
                 raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+            if current:
+                refuse_outdated(path, meta)
             for shard in range(meta.shards):
                 _lock_if_there(path / lock_name(shard), locks)
         except OSError as error:
@@ -179,6 +185,9 @@ def check_files(home: Path, meta: Meta, progress: Progress = silent) -> Report:
 
 
 def _unfinished(path: Path, meta: Meta) -> Iterator[Finding]:
+    """Sets of files that do not count: of what did not come to its end, and such as ought to."""
+    if (wrong := outdated(path, meta)) is not None:
+        yield Finding(None, Severity.ERROR, wrong)
     for left in unfinished(path, meta.files):
         what = f"{left.name} is of a reshard, restore or import that did not come to its end; run it once more"
         yield Finding(None, Severity.WARNING, what)

@@ -21,6 +21,7 @@ import apsw.sqlite_extra
 
 from idemactor.errors import StorageError
 from idemactor.storage.wal_frames import frames_in
+from idemactor.storage.ways_out import NOT_ALONE
 
 RESERVED_BYTES: Final = 8
 """What the checksum VFS needs at the end of each page, and how it knows the files that have it."""
@@ -119,7 +120,7 @@ def refuse_damage(path: Path) -> None:
         StorageError: It is damaged, or see ``checked_vfs``.
     """
     if has_checksums(path) and (page := next(wrong_pages(path), None)) is not None:
-        raise StorageError(f"{path.name} is damaged: the checksum of page {page} is wrong; go back to a backup")
+        raise StorageError(f"{path.name} is damaged: the checksum of page {page} is wrong; {NOT_ALONE}")
 
 
 def _is_right(connection: apsw.Connection, page: bytes) -> bool:

@@ -40,8 +40,9 @@ from idemactor.storage.layout import META_NAME, Meta, journal_name, read_meta, s
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
-from idemactor.storage.sqlite_create import check_version
+from idemactor.storage.sqlite_create import check_version, make_private
 from idemactor.storage.sqlite_file import Place, ShardFile
+from idemactor.storage.unfinished import refuse_outdated
 from idemactor.storage.watermark import synced_up_to
 from idemactor.storage.writing import seal
 
@@ -131,6 +132,7 @@ def copy_files(
     meta = read_meta(source)
     if meta is None:
         raise StartError(f"{source} has no {META_NAME}: it is not a data directory, or was never finished")
+    refuse_outdated(source, meta)
     home, first_seq, taken_ms = meta.home(source), new_first_seq(), wall_ms()
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
     opened = open_beside if meta.copied_ms is None else _open_at_rest
@@ -150,7 +152,8 @@ def copy_files(
         _copy_file(opened(home / name), scratch, partial(progress, f"shard {shard}"))
         journal = target / (journal_name(worker_of(shard, meta.workers), meta.workers) + _PART)
         part = Place(scratch, shard, meta.shards, keys=keys, as_is=True)
-        shards.append(_complete(part, target / name, _held(journal, shard), first_seq, apart=apart))
+        with _named_after(home / name, scratch):
+            shards.append(_complete(part, target / name, _held(journal, shard), first_seq, apart=apart))
     for name in meta.journals():
         _remove(target / (name + _PART))
     checksums = has_checksums(target / shard_name(0))
@@ -192,6 +195,7 @@ def _open_at_rest(path: Path) -> Iterator[apsw.Connection]:
 def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, told: Callable[[int, int], None]) -> None:
     _remove(target)
     with source as original:
+        make_private(target)
         connection = apsw.Connection(str(target), vfs=checked_vfs())
         try:
             with connection.backup("main", original, "main") as backup:
@@ -200,6 +204,18 @@ def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, to
                     told(backup.page_count - backup.remaining, backup.page_count)
         finally:
             connection.close()
+
+
+@contextlib.contextmanager
+def _named_after(path: Path, scratch: Path) -> Iterator[None]:
+    """What is wrong with a copy is said of the file that was copied: nobody else knows the copy's name."""
+    try:
+        yield
+    except StorageError as error:
+        said = str(error)
+        if str(scratch) not in said:
+            raise
+        raise type(error)(said.replace(str(scratch), str(path))) from error
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import random
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -28,11 +29,10 @@ from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage.checksums import checked_vfs, says_checksums
-from idemactor.storage.journal_file import KIND, create_journal
+from idemactor.storage.journal_file import KIND, create_journal, journal_holds_nothing
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.layout import (
     DIRECTORY_MODE,
-    FILE_MODE,
     LOCK_NAME,
     META_NAME,
     SHARDS_MAX,
@@ -41,12 +41,14 @@ from idemactor.storage.layout import (
     lock_name,
     read_meta,
     shard_name,
-    unfinished,
     write_meta,
 )
-from idemactor.storage.sqlite_create import check_version, create_file, holds_nothing, sync_path
+from idemactor.storage.ownership import hand_over
+from idemactor.storage.sqlite_create import FILE_MODE, check_version, create_file, holds_nothing, sync_path
 from idemactor.storage.tokens import leap, token_at
+from idemactor.storage.unfinished import finish, finished_sets, refuse_outdated, unfinished
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
+from idemactor.storage.ways_out import NOT_ALONE, reason_of
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -56,6 +58,8 @@ ORPHANS_MS_MAX: Final = 10_000
 ORPHANS_POLL_MS: Final = 5
 
 _MS_PER_S: Final = 1_000
+_MADE: Final = re.compile(r"(shard-[0-9]{4}|journal)\.db(\.new)?(-wal|-shm|-journal|-synced)?")
+"""What a creation that was interrupted leaves."""
 _WAYS_OUT: Final = {
     errno.EACCES: "this user may not use it; give it to the user that runs idemactor",
     errno.EPERM: "this user may not use it; give it to the user that runs idemactor",
@@ -275,6 +279,9 @@ def _take(path: Path, shards: int | None, workers: int, locks: contextlib.ExitSt
             f"data directory {path} has {meta.shards} shards and the configuration says {shards}: set shards ="
             f" {meta.shards}, leave it out, name a new directory, or change the number with `idemactor reshard`"
         )
+    refuse_outdated(path, meta)
+    # Whoever made it may have been killed just after it came to count.
+    finish(meta.home(path))
     return meta if meta.copied_ms is None else _serve_copy(path, meta)
 
 
@@ -288,7 +295,7 @@ def refuse_missing(home: Path, meta: Meta) -> None:
         if not (home / name).is_file():
             holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
             raise StartError(
-                f"data directory {home} has lost {name}; put it back from a backup: an empty one would forget {holds}"
+                f"data directory {home} has lost {name}, and an empty one would forget {holds}; {NOT_ALONE}"
             )
 
 
@@ -326,19 +333,27 @@ def take_lock(path: Path) -> int:
         StartError: Another process holds it.
         OSError: It cannot be made or locked.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
-    try:
-        lock(descriptor, path)
-        if os.geteuid() == 0:
-            # A tool that root ran must not keep the directory's own user from it.
-            owner = path.parent.stat()
-            os.fchown(descriptor, owner.st_uid, owner.st_gid)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    except BaseException:
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        try:
+            hand_over(descriptor, path.absolute().parent)
+            lock(descriptor, path)
+            if _is_there(descriptor, path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
+        # Whoever had it took it away with its lock; the next one is another file.
         os.close(descriptor)
-        raise
-    return descriptor
+
+
+def _is_there(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def lock(descriptor: int, path: Path) -> None:
@@ -395,6 +410,11 @@ def new_first_seq() -> int:
 
 def _refuse_unfinished(path: Path) -> None:
     """What is being restored here must not be taken for a new directory, which would forget every key."""
+    if finished := finished_sets(path):
+        raise StartError(
+            f"data directory {path} has lost {META_NAME}, which says which files count: {finished[-1][1].name} did;"
+            f" restore the whole directory: `idemactor restore --replace BACKUP {path}`"
+        )
     if unfinished(path, 0):
         raise StartError(
             f"data directory {path} is that of a restore or an import that did not come to its end; run it once more,"
@@ -403,16 +423,20 @@ def _refuse_unfinished(path: Path) -> None:
 
 
 def _discard_unfinished(path: Path) -> None:
-    for file in sorted(path.glob("shard-*.db")):
-        if not holds_nothing(file):
+    """Remove what an interrupted creation left: files with our names that say that they are ours and hold nothing.
+
+    What SQLite keeps beside them, and what never got its name, goes with them.
+    """
+    found = [file for file in sorted(path.iterdir()) if _MADE.fullmatch(file.name)]
+    for file in found:
+        empty = journal_holds_nothing if file.name == JOURNAL_NAME else holds_nothing
+        if file.suffix == ".db" and not empty(file):
             raise StartError(
-                f"data directory {path} has {file.name} with keys in it but no {META_NAME};"
-                " put that back from a backup, or name a new directory"
+                f"data directory {path} has {file.name} with keys in it but no {META_NAME}; restore the whole"
+                f" directory: `idemactor restore --replace BACKUP {path}`, or name a new one"
             )
-    # What SQLite keeps beside them, and what never got its name, goes with them. Shards that hold nothing have nothing
-    # in the journal either: they begin to grant only once the directory is finished.
-    for file in (*path.glob("shard-*.db*"), *path.glob(JOURNAL_NAME + "*")):
-        file.unlink()
+    for file in found:
+        file.unlink(missing_ok=True)
 
 
 def wall_ms() -> int:
@@ -420,13 +444,13 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def explain(path: Path, error: OSError) -> StartError:
-    """What the operating system refused, as a sentence with the way out."""
+def explain(path: Path, error: OSError, what: str = "data directory") -> StartError:
+    """What the operating system refused, as a sentence with the way out; ``what`` is at ``path``."""
     if error.errno in _NETWORK:
         why = "its file system cannot lock files or its server does not answer; use a local disk"
     else:
         why = _WAYS_OUT.get(error.errno or 0, os.strerror(error.errno or 0))
-    return StartError(f"data directory {path} cannot be used: {why} ({error})")
+    return StartError(f"{what} {path}".lstrip() + f" cannot be used: {why} ({error})")
 
 
 @contextlib.contextmanager
@@ -437,8 +461,8 @@ def explained(path: Path) -> Iterator[None]:
     except BrokenPipeError:  # Who reads an export has seen enough.
         raise
     except OSError as error:
-        raise explain(Path(error.filename or path), error) from error
+        raise explain(Path(error.filename or path), error, "") from error
     except apsw.FullError as error:
-        raise StartError(f"the disk is full; free some space and try again ({error})") from error
+        raise StartError(f"the disk is full; free some space and try again ({reason_of(error)})") from error
     except apsw.Error as error:
-        raise StorageError(f"a file cannot be read or written: {error}") from error
+        raise StorageError(f"a file cannot be read or written: {reason_of(error)}") from error

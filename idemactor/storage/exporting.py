@@ -41,7 +41,11 @@ def export(
         StorageError: Something in it is damaged, or encrypted with another key.
         OSError: ``write`` failed.
     """
-    with explained(path), reading_alone(path) as meta, open_readers(meta.home(path), meta, keys) as readers:
+    with (
+        explained(path),
+        reading_alone(path, current=True) as meta,
+        open_readers(meta.home(path), meta, keys) as readers,
+    ):
         last_token = max(reader.last_token for reader in readers)
         write(line_of(Head(VERSION, wall_ms(), meta.shards, last_token, max(r.latest_ms for r in readers), outcomes)))
         counted = dict.fromkeys(("entries", "events", "incidents"), 0)

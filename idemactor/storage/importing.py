@@ -8,31 +8,20 @@ only where none is there with something else are new files made of the old ones 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, Final
 
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT, TOKEN_MAX
+from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import schema
-from idemactor.storage.directory import DataDirectory, explained, take_lock, wall_ms
+from idemactor.storage.directory import DataDirectory, explained, wall_ms
 from idemactor.storage.journal_file import Held
-from idemactor.storage.layout import (
-    DIRECTORY_MODE,
-    LOCK_NAME,
-    META_NAME,
-    SHARDS_MAX,
-    SPOOL_NAME,
-    is_leftover,
-    read_meta,
-    shard_name,
-    unfinished,
-)
+from idemactor.storage.layout import META_NAME, SHARDS_MAX, SPOOL_NAME, read_meta, shard_name
 from idemactor.storage.lines import End
+from idemactor.storage.places import holds_data, locked, refuse_strangers
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, Whole, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild
@@ -40,11 +29,8 @@ from idemactor.storage.resharding import open_readers, own
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
+from idemactor.storage.unfinished import begin, discard, unfinished_sets
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
-
-TOKENS_LEFT_MIN: Final = 2**48
-"""How many tokens there have to be left behind the highest one that comes in: a shard grants one a microsecond for
-nine years with them."""
 
 CONFLICTS_NAMED: Final = 100
 """How many keys a report of conflicts names."""
@@ -126,18 +112,15 @@ def import_lines(
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
-            if not 1 <= spool.head.shards <= SHARDS_MAX:
-                raise StorageError(f"line 1: shards is 1 to {SHARDS_MAX}, not {spool.head.shards}")
             count = meta.shards if meta is not None else spool.head.shards if shards is None else shards
             rebuilt = None
             if meta is None or left != End(0, 0, 0):
                 read = stack.enter_context(read_shard(spool.path, Held(), keys))
                 token = _least_token(spool, there)
-                if token > TOKEN_MAX - TOKENS_LEFT_MIN:
-                    raise StorageError(f"a token of it is {token}: beyond that hardly any could be granted")
                 made = Making(checksums is not False if there_already is None else there_already.checksums, keys)
                 sources = [*there, read]
-                rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
+                with _thrown_away(path):
+                    rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
         return Imported(left.entries, present.entries, left.events, left.incidents, count, rebuilt)
     raise AssertionError("a stack of contexts swallows nothing")
 
@@ -149,11 +132,12 @@ def _rest(counted: End, present: End) -> tuple[int, int]:
 def _least_token(spool: Spool, there: Sequence[ShardReader]) -> int:
     """Where the export was taken, tokens may have been granted ever since."""
     now = wall_ms()
-    known = max(spool.head.exported_at, spool.latest_ms, *(reader.latest_ms for reader in there))
+    told = ((spool.head.exported_at, "line 1: exported_at"), (spool.latest_ms, spool.latest_at))
+    known, where = max(*told, *((each.latest_ms, "what is there") for each in there))
     if now + CLOCK_BACKSTEP_MS_DEFAULT < known:
         raise StartError(
-            f"the clock of this machine is {known - now} ms behind the latest time that is known of these data, and"
-            " tokens depend on it; set the clock"
+            f"{where}: is {known - now} ms ahead of the clock of this machine, and tokens depend on it; set the clock"
+            " where it lags"
         )
     return token_at(max(now, known))
 
@@ -165,31 +149,38 @@ def _target(path: Path) -> Iterator[DataDirectory | None]:
         with own(path) as directory:
             yield directory
         return
-    if not path.exists():
-        path.mkdir(mode=DIRECTORY_MODE, parents=True)
-    elif not path.is_dir():
-        raise StartError(f"{path} is not a directory; name another path")
-    if not unfinished(path, 0) and any(each.name != LOCK_NAME for each in path.iterdir()):
-        raise StartError(f"{path} is not empty and has no {META_NAME}; name another directory")
-    lock = take_lock(path / LOCK_NAME)
-    try:
+    with locked(path):
+        if read_meta(path) is not None or holds_data(path):
+            raise StartError(
+                f"{path} has no {META_NAME} and holds data; name another directory, or restore the whole directory:"
+                f" `idemactor restore --replace BACKUP {path}`"
+            )
+        refuse_strangers(path)
         yield None
-    finally:
-        os.close(lock)
 
 
 @contextlib.contextmanager
 def _spool_directory(path: Path) -> Iterator[Path]:
     spool = path / SPOOL_NAME
-    if spool.exists():
-        if not is_leftover(spool):
-            raise StartError(f"{spool} is in the way, and is not what an import left behind; move it")
-        shutil.rmtree(spool)
-    spool.mkdir(mode=DIRECTORY_MODE)
+    begin(spool)
     try:
         yield spool
     finally:
-        shutil.rmtree(spool, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            discard(spool)
+
+
+@contextlib.contextmanager
+def _thrown_away(path: Path) -> Iterator[None]:
+    """What is made and not finished goes: no later import goes on with it, and it would be in the way of a start."""
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError, StartError):
+            meta = read_meta(path)
+            for left in unfinished_sets(path, 0 if meta is None else meta.files):
+                discard(left)
+        raise
 
 
 # ----------------------------------------------------------------------------------------------------- what is there

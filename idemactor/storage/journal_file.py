@@ -21,7 +21,7 @@ import apsw
 
 from idemactor.errors import DamagedError, UnfitError
 from idemactor.storage.base import CommitResult
-from idemactor.storage.checksums import has_checksums
+from idemactor.storage.checksums import checked_vfs, has_checksums
 from idemactor.storage.sealing import Keyring, is_sealed, unseal
 from idemactor.storage.sqlite_create import Kind, check_version, create
 from idemactor.storage.sqlite_wal import Durability, WalFile, damaged, missing, refusal
@@ -160,6 +160,21 @@ def create_journal(path: Path, ends: Mapping[int, int] | None = None, *, checksu
         checksums: Whether its pages have some.
     """
     create(path, KIND, _INSERT_FIRST, (json.dumps(list((ends or {}).items())),), checksums=checksums)
+
+
+def journal_holds_nothing(path: Path) -> bool:
+    """Whether a file is a journal without a batch: what an interrupted creation of a directory leaves.
+
+    Raises:
+        apsw.Error: It cannot be read.
+        UnfitError: It is not ours, or of a newer release.
+    """
+    connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=checked_vfs())
+    try:
+        check_version(connection, str(path), KIND)
+        return connection.execute(_SELECT).fetchone() is None
+    finally:
+        connection.close()
 
 
 def read_all(connection: apsw.Connection) -> dict[int, Held]:

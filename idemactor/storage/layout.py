@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from idemactor.core.limits import TOKEN_MAX
-from idemactor.errors import StartError
+from idemactor.errors import StartError, StorageError
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
-from idemactor.storage.sqlite_create import sync_path
+from idemactor.storage.ownership import hand_over
+from idemactor.storage.sqlite_create import FILE_MODE, sync_path
 
 META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
 MADE_NAME: Final = "made.json"
 """What made a set of files, and what it took the place of: for whoever looks at it later."""
-_NEW: Final = ".new"
-"""Behind the name of what is being written."""
-
-_SET: Final = re.compile(r"files-\d{4}")
-_OURS: Final = re.compile(r"LOCK|(shard|journal|spool|import|plan|made)[^/]*")
-"""Names in a set of files, or in an import, that has not come to its end."""
+MANIFEST_NAME: Final = "backup.json"
+"""What a backup says of itself."""
+SCRATCH_SUFFIX: Final = ".new"
+"""What a file of ours is called that is being written."""
 SPOOL_NAME: Final = "import.unfinished"
 """Where an import puts what it read, until it is done."""
 META_FORMAT: Final = 2
@@ -41,7 +39,10 @@ SETS_MAX: Final = 9_999
 """The most sets that a directory ever has."""
 DIRECTORY_MODE: Final = 0o700
 """Keys and outcomes are nobody else's business."""
-FILE_MODE: Final = 0o600
+
+
+class MetaDamaged(StartError):
+    """``idemactor.json`` makes no sense. No other one will do: only it says which files count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,40 +80,6 @@ def set_path(path: Path, files: int) -> Path:
     return path if files == 0 else path / f"files-{files:04d}"
 
 
-def unfinished_sets(path: Path, files: int) -> list[Path]:
-    """The sets that never came to count, where the set ``files`` does."""
-    return [
-        found
-        for found in sorted(path.glob("files-????"))
-        if _SET.fullmatch(found.name) and found.name > f"files-{files:04d}" and is_leftover(found)
-    ]
-
-
-def is_leftover(path: Path, whole_with: str | None = None) -> bool:
-    """Whether a directory is what one of our tools began, and nothing else: only that may be removed.
-
-    A backup or a data directory is neither, nor is what holds anything that we do not write into one.
-
-    Args:
-        path: Where.
-        whole_with: A file that makes it complete but for its name: with that, it may say what a data directory says.
-    """
-    if not path.is_dir() or path.is_symlink():
-        return False
-    names = {file.name for file in path.iterdir()}
-    if whole_with in names:
-        names -= {whole_with, META_NAME, META_NAME + _NEW}
-    elif whole_with is not None:
-        names.discard(whole_with + _NEW)
-    return all(_OURS.fullmatch(name) for name in names)
-
-
-def unfinished(path: Path, files: int) -> list[Path]:
-    """What was left in the data directory ``path`` by what did not come to its end."""
-    spool = path / SPOOL_NAME
-    return [*unfinished_sets(path, files), *([spool] if is_leftover(spool) else [])]
-
-
 def shard_name(shard: int) -> str:
     """The name of a shard's database file."""
     return f"shard-{shard:04d}.db"
@@ -132,14 +99,18 @@ def read_meta(path: Path) -> Meta | None:
     """What ``idemactor.json`` says, None where there is none.
 
     Raises:
-        StartError: It is damaged, or of a newer release.
+        MetaDamaged: It makes no sense.
+        StartError: It is of a newer release.
         OSError: It cannot be read.
     """
     try:
         text = (path / META_NAME).read_bytes()
     except FileNotFoundError:
         return None
-    damaged = StartError(f"{path / META_NAME} is damaged; `idemactor restore` the whole directory")
+    damaged = MetaDamaged(
+        f"{path / META_NAME} is damaged, and that of a backup names other files; restore the whole directory:"
+        f" `idemactor restore --replace BACKUP {path}`"
+    )
     try:
         content = json.loads(text)
         layout, shards, created_ms = content["format"], content["shards"], content["created_ms"]
@@ -155,17 +126,25 @@ def read_meta(path: Path) -> Meta | None:
     if any(type(number) is not int for number in (*numbers, merged, 0 if copied_ms is None else copied_ms)):
         raise damaged
     meta = Meta(numbers[0], numbers[1], numbers[2], numbers[3], copied_ms, merged)
-    if not 1 <= meta.workers <= shards <= SHARDS_MAX or not 0 <= meta.files <= SETS_MAX or not 0 <= merged <= TOKEN_MAX:
+    if not _is_possible(meta):
         raise damaged
     return meta
+
+
+def _is_possible(meta: Meta) -> bool:
+    shards = 1 <= meta.workers <= meta.shards <= SHARDS_MAX
+    return shards and 0 <= meta.files <= SETS_MAX and 0 <= meta.merged <= TOKEN_MAX
 
 
 def write_meta(path: Path, meta: Meta) -> None:
     """Make ``meta`` what counts, all of it or nothing, whenever the power goes.
 
     Raises:
+        StorageError: ``read_meta`` would refuse it; what is there stays.
         OSError: It cannot be written.
     """
+    if not _is_possible(meta):
+        raise StorageError(f"{path / META_NAME} would say what nobody can read: {meta}; nothing was changed")
     plain = meta.files == 0 and meta.copied_ms is None and meta.merged == 0
     layout = META_FORMAT_PLAIN if plain else META_FORMAT
     content: dict[str, Any] = {"format": layout, "shards": meta.shards, "created_ms": meta.created_ms}
@@ -186,9 +165,10 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    scratch = path.with_name(path.name + _NEW)
+    scratch = path.with_name(path.name + SCRATCH_SUFFIX)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     with open(descriptor, "wb") as file:
+        hand_over(descriptor, scratch.absolute().parent)
         file.write(content)
         file.flush()
         os.fsync(descriptor)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, Final, assert_never
 
 from idemactor.core.delivery import Event, Intent
-from idemactor.core.keys import Identity, InvalidKey, InvalidNamespace, check_key, check_namespace
-from idemactor.core.limits import NAME_CHARS_MAX, TOKEN_MAX
 from idemactor.core.record import Entry, Incident, Outcome
 from idemactor.errors import StorageError
+from idemactor.storage.layout import SHARDS_MAX
+from idemactor.storage.line_checks import check_entry, check_event, check_head, check_incident
 from idemactor.storage.plain import NotPlain, from_plain, to_plain
 from idemactor.storage.reading import Whole
 
@@ -122,7 +122,7 @@ def read_lines(file: BinaryIO) -> Iterator[tuple[int, Item]]:
 
 def _item_of(number: int, line: bytes) -> Item:
     try:
-        content = json.loads(line)
+        content = json.loads(line, object_pairs_hook=_members)
         if type(content) is not dict:
             raise NotPlain("is an object")
         return _typed(content.pop("type", None), content)
@@ -132,53 +132,38 @@ def _item_of(number: int, line: bytes) -> Item:
         raise BadLine(number, "it is no JSON in UTF-8") from None
 
 
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The members of an object, each of which is there once: of two, nobody could say which one counts."""
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise NotPlain("this member is there twice", next(name for name in found if names.count(name) > 1))
+    return found
+
+
 def _typed(kind: object, content: dict[str, Any]) -> Item:
     match kind:
         case "export":
             if content.get("version") != VERSION:
                 raise NotPlain(f"this release knows version {VERSION}", "version")
-            return from_plain(Head, content)
+            head = from_plain(Head, content)
+            check_head(head.exported_at, head.shards, head.last_token, head.latest_ms, SHARDS_MAX)
+            return head
         case "entry":
-            intent = content.pop("intent", None)
+            given = content.pop("intent", None)
             entry = from_plain(Entry, content)
-            _check_identity(entry.identity)
-            _check_tokens(entry)
-            return Whole(entry, None if intent is None else from_plain(Intent, intent, "intent"))
+            intent = None if given is None else from_plain(Intent, given, "intent")
+            check_entry(entry, intent)
+            return Whole(entry, intent)
         case "event":
             event = from_plain(Event, content)
-            _check_identity(event.identity)
+            check_event(event)
             return event
         case "incident":
             incident = from_plain(Incident, content)
-            _check_identity(incident.identity)
+            check_incident(incident)
             return incident
         case "end":
             return from_plain(End, content)
         case _:
             raise NotPlain("is export, entry, event, incident or end", "type")
-
-
-def _check_identity(identity: Identity) -> None:
-    try:
-        check_key(identity.key)
-        check_namespace(identity.namespace)
-    except (InvalidKey, InvalidNamespace) as error:
-        raise NotPlain(str(error), "identity") from None
-    if not 1 <= len(identity.tenant) <= NAME_CHARS_MAX:
-        raise NotPlain(f"has 1 to {NAME_CHARS_MAX} characters", "identity.tenant")
-
-
-def _check_tokens(entry: Entry) -> None:
-    for field, token in tokens_of(entry):
-        if not 1 <= token <= TOKEN_MAX:
-            raise NotPlain(f"is 1 to {TOKEN_MAX}", field)
-
-
-def tokens_of(entry: Entry) -> Iterator[tuple[str, int]]:
-    """Every token that an entry knows, and where it stands."""
-    if entry.record is not None:
-        yield "record.token", entry.record.token
-        for earlier in entry.record.earlier:
-            yield "record.earlier", earlier.token
-    if entry.tombstone is not None:
-        yield "tombstone.token", entry.tombstone.token

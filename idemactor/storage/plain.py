@@ -10,6 +10,7 @@ import binascii
 import dataclasses
 import enum
 import functools
+import re
 import types
 import typing
 from typing import Any, Final, TypeVar
@@ -18,6 +19,8 @@ T = TypeVar("T")
 
 INTEGER_MAX: Final = 2**63 - 1
 """What a column holds."""
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+"""No UTF-8 has them."""
 
 
 class NotPlain(ValueError):
@@ -73,8 +76,11 @@ def _read(kind: Any, value: Any, field: str) -> Any:
         return None if value is None else _read(inner, value, field)
     if origin is tuple:
         return _read_tuple(typing.get_args(kind), value, field)
-    if kind is bool or kind is str:
-        return _checked(type(value) is kind, value, f"is a {'flag' if kind is bool else 'text'}", field)
+    if kind is bool:
+        return _checked(type(value) is bool, value, "is a flag", field)
+    if kind is str:
+        _checked(type(value) is str, value, "is a text", field)
+        return _checked(_SURROGATE.search(value) is None, value, "is a text without lone surrogates", field)
     if kind is int:
         fits = type(value) is int and -INTEGER_MAX <= value <= INTEGER_MAX
         return _checked(fits, value, "is an integer of 63 bits", field)

@@ -29,6 +29,7 @@ from idemactor.storage.overlay import Overlay
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.watermark import synced_up_to
+from idemactor.storage.ways_out import NOT_ALONE
 
 _PART: Final = " WHERE (records.hash % :shards + :shards) % :shards = :shard ORDER BY records.id"
 # Without "+ :shards" a negative hash would leave a negative rest: SQLite rounds towards zero, Python down.
@@ -100,7 +101,7 @@ class ShardReader:
             connection.execute(check_sql.FORMAT_1_AS_2)
         meta = connection.execute(schema.SELECT_META).fetchone()
         if meta is None:
-            raise StorageError(f"{name} has lost its meta row; put it back from a backup")
+            raise StorageError(f"{name} has lost its meta row; {NOT_ALONE}")
         _, self.shard, self.shards, last_token, latest_ms, self.journal_seq = meta
         self._over = _Over(Batch(0, 0))
         self._lay_over(held)

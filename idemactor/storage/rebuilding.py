@@ -17,7 +17,6 @@ import hashlib
 import heapq
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -27,6 +26,7 @@ from typing import Any, Final
 import msgpack
 
 from idemactor.core.delivery import Event, Kind
+from idemactor.core.limits import TOKEN_MAX
 from idemactor.core.record import Entry, Incident
 from idemactor.errors import StorageError
 from idemactor.storage import rows
@@ -35,19 +35,12 @@ from idemactor.storage.check import Severity, check_files
 from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, create_journal
-from idemactor.storage.layout import (
-    DIRECTORY_MODE,
-    MADE_NAME,
-    Meta,
-    set_path,
-    shard_name,
-    unfinished_sets,
-    write_whole,
-)
+from idemactor.storage.layout import MADE_NAME, Meta, set_path, shard_name, write_whole
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import Part, ShardReader, Whole, read_shard
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import next_set, note_of, switch
+from idemactor.storage.unfinished import begin, discard, is_marked, unfinished_sets
 from idemactor.storage.writing import ShardBuilder, Start
 
 PLAN_NAME: Final = "plan.json"
@@ -214,6 +207,8 @@ def _plan(
     last_token = max(source.last_token for source in sources)
     # A token each: no new shard can have more entries than all old ones together.
     next_token = max(last_token + sum(source.count() for source in sources), least_token)
+    if next_token >= TOKEN_MAX:
+        raise StorageError(f"behind token {last_token} too few are left for what is to be made; nothing was changed")
     return Plan(
         made_by,
         shards,
@@ -231,15 +226,16 @@ def _plan(
 def _take_up(path: Path, home: Path, plan: Plan) -> tuple[Plan, int]:
     """Go on with what an earlier run of the same plan left, else begin anew; returns how many files are complete."""
     try:
-        left = _plan_of(json.loads((home / PLAN_NAME).read_bytes()))
-        if plan.stamps and replace(left, first_seq=plan.first_seq, next_token=plan.next_token) == plan:
-            return left, sum((home / shard_name(shard)).exists() for shard in range(plan.shards))
+        earlier = _plan_of(json.loads((home / PLAN_NAME).read_bytes()))
+        same = replace(earlier, first_seq=plan.first_seq, next_token=plan.next_token) == plan
+        if plan.stamps and same and is_marked(home):
+            return earlier, sum((home / shard_name(shard)).exists() for shard in range(plan.shards))
     except (OSError, ValueError, TypeError, KeyError):
         pass
     # No set of a lower number was left unfinished: numbers are given in order.
-    for unfinished in unfinished_sets(path, int(home.name.removeprefix("files-")) - 1):
-        shutil.rmtree(unfinished)
-    home.mkdir(mode=DIRECTORY_MODE)
+    for left in unfinished_sets(path, int(home.name.removeprefix("files-")) - 1):
+        discard(left)
+    begin(home)
     write_whole(home / PLAN_NAME, json.dumps(dataclasses.asdict(plan)).encode() + b"\n")
     return plan, 0
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import apsw
 
+from idemactor.core.keys import worker_of
 from idemactor.errors import StorageError
-from idemactor.storage import rows
+from idemactor.storage import rows, schema
 from idemactor.storage.base import CommitResult
+from idemactor.storage.check import open_untouched
+from idemactor.storage.layout import Meta, journal_name, shard_name
+from idemactor.storage.reading import read_held
 from idemactor.storage.rows import Row
 from idemactor.storage.sealing import SEALED, Keyring
 from idemactor.storage.sqlite_file import ShardFile
@@ -47,6 +52,24 @@ def reseal(file: ShardFile, keys: Keyring) -> int:
         + _walk(file, _INTENTS, _SET_CONTENT.format(table="intents", key="id"), lambda row: _intent(row, keys))
         + _walk(file, _EVENTS, _SET_CONTENT.format(table="events", key="seq"), lambda row: _event(row, keys))
     )
+
+
+def only_in_journal(home: Path, meta: Meta) -> int:
+    """How many batches of files that nobody has open are in a journal alone: opening brings them in, sealed anew.
+
+    Raises:
+        StorageError: A file is damaged, or does not fit the others.
+        apsw.Error: A file cannot be read.
+        OSError: A file cannot be read.
+    """
+    count = 0
+    for shard in range(meta.shards):
+        held = read_held(home / journal_name(worker_of(shard, meta.workers), meta.workers), shard)
+        with open_untouched(home / shard_name(shard)) as connection:
+            row = connection.execute(schema.SELECT_META).fetchone()
+        if row is not None:
+            count += len(held.missing_from(row[-1]))
+    return count
 
 
 def _walk(file: ShardFile, select: str, update: str, reseal_row: Callable[[Row], Row | None]) -> int:

@@ -12,8 +12,11 @@ import apsw
 from idemactor.errors import UnfitError
 from idemactor.storage import schema
 from idemactor.storage.checksums import checked_vfs, make_room
+from idemactor.storage.ownership import hand_over
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
 
+FILE_MODE: Final = 0o600
+"""Keys and outcomes are nobody else's business, whatever the umask says."""
 PAGE_BYTES: Final = 4096
 """One page of a file is one page of the kernel's cache and one block of the usual file systems."""
 _SIDE_SUFFIXES: Final = ("-wal", "-shm", "-journal", SYNCED_SUFFIX)
@@ -56,6 +59,7 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
         path.with_name(path.name + suffix).unlink(missing_ok=True)
         scratch.with_name(scratch.name + suffix).unlink(missing_ok=True)
     scratch.unlink(missing_ok=True)
+    make_private(scratch)
     connection = apsw.Connection(str(scratch), vfs=checked_vfs())
     try:
         if checksums:
@@ -72,6 +76,19 @@ def create(path: Path, kind: Kind, first: str, bindings: tuple[int | str, ...] =
         connection.close()
     os.rename(scratch, path)
     sync_path(path.parent)
+
+
+def make_private(path: Path) -> None:
+    """Make an empty file, for SQLite to write, that nobody else may read; what SQLite keeps beside it is as it is.
+
+    Raises:
+        OSError: It cannot be made, or is there.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE)
+    try:
+        hand_over(descriptor, path.absolute().parent)
+    finally:
+        os.close(descriptor)
 
 
 def sync_path(path: Path) -> None:

@@ -14,6 +14,7 @@ from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.sealing import Keyring, check_keys
 from idemactor.storage.sqlite_create import check_version, create_file, upgrade
 from idemactor.storage.sqlite_wal import Durability, WalFile, missing
+from idemactor.storage.ways_out import NOT_ALONE
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class ShardFile(WalFile[Opened]):
     def _read_state(self, connection: apsw.Connection) -> Opened:
         meta = connection.execute(schema.SELECT_META).fetchone()
         if meta is None:
-            raise DamagedError(f"{self._name} has lost its meta row; put it back from a backup")
+            raise DamagedError(f"{self._name} has lost its meta row; {NOT_ALONE}")
         _, shard, shards, last_token, latest_ms, journal_seq = meta
         place = self._place
         if (shard, shards) != (place.shard, place.shards):

@@ -42,6 +42,7 @@ from idemactor.storage.base import CommitResult
 from idemactor.storage.checksums import checked_vfs, has_checksums, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
 from idemactor.storage.wal_frames import HEADER_BYTES, damage_behind
+from idemactor.storage.ways_out import NOT_ALONE
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -186,7 +187,7 @@ class WalFile(ABC, Generic[S]):
             raise StorageError(f"{self._name} was replaced while in use; stop the server before restoring a file")
         elif self._wal_inode is not None and _inode_of(self._name + "-wal") != self._wal_inode:
             # What was acknowledged and not copied yet went with it. The file alone would look whole.
-            raise StorageError(f"{self._name}-wal was deleted or replaced while in use; put both back from a backup")
+            raise StorageError(f"{self._name}-wal was deleted or replaced while in use; {NOT_ALONE}")
 
     def _refuse_changed_header(self) -> None:
         """What says whether there are checksums is a byte that no checksum is compared for."""
@@ -448,8 +449,8 @@ class WalFile(ABC, Generic[S]):
 def damaged(name: str, what: str) -> str:
     """What is said of a file that is not as it was written."""
     return (
-        f"{name} is damaged: {what}; stop the server, see how much of it with `idemactor check`, and put the data"
-        " directory back from a backup (was another program writing to it? none may)"
+        f"{name} is damaged: {what}; stop the server, and see how much of it with `idemactor check`; {NOT_ALONE}"
+        " (was another program writing to it? none may)"
     )
 
 
@@ -481,7 +482,7 @@ def _first_fault(connection: apsw.Connection) -> str | None:
 
 def missing(name: str) -> StorageError:
     """What is said of a file that should be there."""
-    return StorageError(f"{name} is missing; put it back from a backup: an empty one would forget its keys")
+    return StorageError(f"{name} is missing, and an empty one would forget its keys; {NOT_ALONE}")
 
 
 def _roll_back(connection: apsw.Connection) -> None:

@@ -20,6 +20,8 @@ import zlib
 from pathlib import Path
 from typing import Final
 
+from idemactor.storage.ownership import hand_over
+
 SUFFIX: Final = "-synced"
 """What the file's name has behind the journal's."""
 
@@ -49,6 +51,7 @@ class Watermark:
         with contextlib.suppress(OSError):
             if self._descriptor is None:
                 self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+                hand_over(self._descriptor, self._path.absolute().parent)
             os.pwrite(self._descriptor, _encode(self._start, number), 0)
 
     def remove(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,7 @@ from idemactor.shard.start import open_engines
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sealing import Keyring
+from tests.storage.filled import killed
 from tests.storage.samples import NOW, committed, dispatched, event, name
 
 OLD: Final = b"o" * 32
@@ -35,7 +37,9 @@ def keyring(keys: Sequence[bytes]) -> Keyring | None:
     return Keyring(keys) if keys else None
 
 
-def fill(path: Path, keys: Sequence[bytes]) -> None:
+def fill(path: Path, keys: Sequence[bytes], kept_as: Path | None = None) -> None:
+    """Data in a directory; ``kept_as``: a copy of it as the end of its process would leave it."""
+
     async def run() -> None:
         with DataDirectory.open(path, 1) as directory:
             async with open_engines(directory, "full", keys=keyring(keys)) as [(engine, _)]:
@@ -45,6 +49,8 @@ def fill(path: Path, keys: Sequence[bytes]) -> None:
                 batch.intents[1] = INTENT
                 batch.events.append(event(7, name("k"), body=SECRET))
                 assert await engine.commit(batch) is CommitResult.OK
+                if kept_as is not None:
+                    killed(path, kept_as)
 
     trio.run(run)
 
@@ -78,11 +84,21 @@ def test_afterwards_the_first_key_is_enough_and_nothing_is_in_clear(tmp_path: Pa
     config = configured(path, (NEW, *before))
     result = CliRunner().invoke(main, ["reencrypt", "--config", str(config)])
     assert result.exit_code == 0, result.output
-    assert f"anew: {MANY + 3}" in result.output
+    assert f"anew: {MANY + 3}, and batches that the journal alone had: 0;" in result.output
     assert not [file.name for file in path.iterdir() if SECRET in file.read_bytes()]
     has_everything(path, (NEW,))
     # Again, there is nothing left to do.
     assert "anew: 0" in CliRunner().invoke(main, ["reencrypt", "--config", str(config)]).output
+
+
+@pytest.mark.parametrize("before", [(), (OLD,)])
+def test_what_the_journal_alone_had_is_told_as_well(tmp_path: Path, before: Sequence[bytes]) -> None:
+    """Opening the files brings it in under the first key: nothing is left to be done then, and yet much was."""
+    fill(tmp_path / "running", before, kept_as=tmp_path / "data")
+    config = configured(tmp_path / "data", (NEW, *before))
+    result = CliRunner().invoke(main, ["reencrypt", "--config", str(config), "--json"])
+    assert json.loads(result.output) == {"written": 0, "brought_in": 1}
+    has_everything(tmp_path / "data", (NEW,))
 
 
 def test_without_the_old_key_it_says_so_and_changes_nothing(tmp_path: Path) -> None:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
+import atexit
+import base64
+import contextlib
 import json
 import os
 import pty
+import pwd
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from idemactor.cli import interrupts, reencrypt
+from idemactor.cli import main as main_module
 from idemactor.cli.exits import MEANINGS, Exit
 from idemactor.cli.tools import TerminalProgress
 from idemactor.errors import StartError, StorageError
-from idemactor.storage import backups, exporting, importing, resharding
+from idemactor.storage import backups, check, exporting, importing, resharding
 from idemactor.storage.directory import DataDirectory
+from idemactor.storage.lines import End
 from tests.cli.fake_client import invoke
+from tests.storage.test_reading import digests
 
 TOOLS = ("backup", "restore", "reshard", "reencrypt", "export", "import")
 
@@ -112,6 +122,75 @@ def test_sigterm_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_what_cannot_be_imported_from_is_said(tmp_path: Path) -> None:
+    for source, said in (
+        (tmp_path, f"{tmp_path} is a directory; name the file that an export wrote"),
+        (tmp_path / "x", f"{tmp_path / 'x'} cannot be read: No such file or directory"),
+    ):
+        done = invoke("import", str(tmp_path / "new"), str(source))
+        assert (done.exit_code, done.stderr) == (Exit.USAGE, f"idemactor: {said}\n")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_check_that_is_interrupted_found_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setattr(check, "check_directory", lambda *_: signal.raise_signal(number))
+    assert invoke("check", str(tmp_path)).exit_code == 130
+
+
+EARLY = """
+import os, sys
+import idemactor.__main__ as entry
+number = int(sys.argv.pop(1))
+class Finder:
+    # Sends the signal where the command line is about to be imported.
+    def find_spec(self, name, *_):
+        if name == "idemactor.cli.main":
+            os.kill(os.getpid(), number)
+sys.meta_path.insert(0, Finder())
+entry.main()
+"""
+
+
+@pytest.mark.parametrize("name", sorted(interrupts.TOOLS))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_amid_the_imports_of_a_tool_is_an_interruption(name: str, number: signal.Signals) -> None:
+    command = [sys.executable, "-c", EARLY, str(int(number)), name, "x"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
+def test_every_tool_is_known_as_one() -> None:
+    """What ``working`` is for, and nothing else: the server and the commands that talk to it have their own signals."""
+    modules = {path.stem: path.read_text() for path in (Path(main_module.__file__).parent).glob("*.py")}
+    tools = {name.rstrip("_") for name, text in modules.items() if "interruptible()" in text or "with working(" in text}
+    assert tools - {"tools", "interrupts"} == interrupts.TOOLS
+
+
+@pytest.mark.parametrize("name", ["serve", "run", "get"])
+def test_other_commands_have_their_signals_to_themselves(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    set_by_us: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", set_by_us.__setitem__)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    interrupts.heed_from_the_start([name])
+    assert set(set_by_us) == {signal.SIGINT}
+    monkeypatch.setattr(signal, "getsignal", lambda number: set_by_us.get(number, signal.SIG_DFL))
+    assert main_module.main.get_command(click.Context(main_module.main), name) is not None
+    assert set_by_us == {signal.SIGINT: signal.default_int_handler}
+
+
+def test_what_is_ignored_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a job that a shell put into the background, or of nohup."""
+    set_by_us: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", set_by_us.__setitem__)
+    monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_IGN)
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    interrupts.heed_from_the_start(["import"])
+    assert set_by_us == {}
+
+
 def test_an_export_to_standard_output_has_no_report(data: Path) -> None:
     lines = invoke("export", str(data)).stdout.splitlines()
     assert [json.loads(line)["type"] for line in lines] == ["export", "end"]
@@ -149,3 +228,159 @@ def _read(read: Callable[[], bytes]) -> bytes:
         return read()
     except OSError:  # What a terminal answers whose other side is closed.
         return b""
+
+
+# ------------------------------------------------------------------------------------------------------- the audit log
+
+
+AUDITED: dict[str, tuple[Any, str, list[str]]] = {name: call for name, call in CALLS.items() if name != "export"} | {
+    "reencrypt": (reencrypt, "_reencrypt", [])
+}
+
+
+@pytest.fixture
+def audit(tmp_path: Path, data: Path) -> Path:
+    (tmp_path / "key").write_text(base64.b64encode(b"k" * 32).decode())
+    (tmp_path / "c.toml").write_text(
+        f'[server]\ndata_dir = "{data}"\nencryption_key_file = "{tmp_path / "key"}"\n'
+        f'[log]\naudit_file = "{tmp_path / "audit.jsonl"}"\n'
+    )
+    return tmp_path / "audit.jsonl"
+
+
+def test_what_an_operator_did_to_the_files_is_in_the_audit_log(tmp_path: Path, data: Path, audit: Path) -> None:
+    named = ["--config", str(tmp_path / "c.toml")]
+    export = tmp_path / "x"
+    assert invoke("export", str(data), "--output", str(export)).exit_code == 0
+    assert not audit.exists()
+    for arguments in (
+        ["backup", str(tmp_path / "b"), "--data-dir", str(data)],
+        ["restore", "--replace", str(tmp_path / "b"), str(data)],
+        ["restore", str(tmp_path / "b"), str(data)],
+        ["reshard", str(data), "--to", "3"],
+        ["import", str(tmp_path / "n"), str(export)],
+        ["reencrypt"],
+    ):
+        invoke(*arguments, *named)
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["op"], Path(line["data_dir"]), line["result"]) for line in lines] == [
+        ("backup", data, "done"),
+        ("restore", data, "done"),
+        ("restore", data, "refused"),
+        ("reshard", data, "done"),
+        ("import", tmp_path / "n", "done"),
+        ("reencrypt", data, "done"),
+    ]
+    assert {line["who"] for line in lines} == {pwd.getpwuid(os.getuid()).pw_name}
+    assert stat.S_IMODE(audit.stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize("name", AUDITED)
+@pytest.mark.parametrize(
+    ("error", "result"),
+    [
+        (StartError("no"), "refused"),
+        (OSError("no"), "refused"),
+        (StorageError("no"), "damaged"),
+        (KeyboardInterrupt(), "interrupted"),
+        (ZeroDivisionError("no"), "failed"),
+    ],
+)
+def test_what_came_of_it_is_in_the_line(
+    tmp_path: Path, audit: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: BaseException, result: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    module, function, arguments = AUDITED[name]
+
+    def failing(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, function, failing)
+    with contextlib.suppress(ZeroDivisionError):
+        invoke(name, *arguments, "--config", str(tmp_path / "c.toml"))
+    assert [json.loads(line)["result"] for line in audit.read_text().splitlines()] == [result]
+
+
+@pytest.mark.parametrize("name", AUDITED)
+def test_what_would_leave_no_trace_is_not_begun(
+    tmp_path: Path, audit: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    audit.mkdir()
+    module, function, arguments = AUDITED[name]
+    monkeypatch.setattr(module, function, lambda *_, **__: pytest.fail("it was begun"))
+    done = invoke(name, *arguments, "--config", str(tmp_path / "c.toml"))
+    assert done.exit_code == Exit.USAGE
+    assert "audit.jsonl cannot be written" in done.stderr
+
+
+# ---------------------------------------------------------------------------------------------- where an export goes to
+
+
+def test_what_is_no_file_is_written_to_and_stays_what_it_is(data: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", str(pipe)], stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        assert invoke("export", str(data), "--output", str(pipe)).exit_code == 0
+        lines = reader.stdout.read().splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["export", "end"]
+    assert pipe.is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["data", "pipe"]
+
+
+def test_an_export_takes_nobodys_place(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to("mine")
+    (tmp_path / "dangling").symlink_to("nothing")
+    (tmp_path / "inside").symlink_to(data / "new.jsonl")
+    before = digests(data)
+    for output, said in (
+        (tmp_path / "mine", "there already"),
+        (tmp_path / "link", "there already"),
+        (tmp_path / "dangling", "there already"),
+        (tmp_path / "inside", "inside of"),
+        (data / "shard-0000.db", "inside of"),
+        (data / "idemactor.json", "inside of"),
+        (data / "new.jsonl", "inside of"),
+        (tmp_path, "is a directory"),
+        ("", "is a directory"),
+        (".", "is a directory"),
+        ("/", "is a directory"),
+        (tmp_path / "nowhere" / "x", "No such file"),
+    ):
+        result = invoke("export", str(data), "--output", str(output))
+        assert (result.exit_code, said in result.stderr) == (Exit.USAGE, True), (output, result.stderr)
+    assert digests(data) == before
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["dangling", "data", "inside", "link", "mine"]
+    assert all((tmp_path / name).is_symlink() for name in ("dangling", "inside", "link"))
+
+
+def test_an_export_leaves_what_is_called_as_its_scratch_is(data: Path, tmp_path: Path) -> None:
+    (tmp_path / "all.unfinished").write_text("mine")
+    assert invoke("export", str(data), "--output", str(tmp_path / "all")).exit_code == 0
+    assert (tmp_path / "all.unfinished").read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["all", "all.unfinished", "data"]
+
+
+def test_a_file_that_came_to_be_there_during_the_export_stays(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "all"
+
+    def overtaken(*_: object, **__: object) -> End:
+        output.write_text("mine")
+        return End(0, 0, 0)
+
+    monkeypatch.setattr(exporting, "export", overtaken)
+    assert "meanwhile" in invoke("export", str(data), "--output", str(output)).stderr
+    assert output.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["all", "data"]
+
+
+def test_a_restore_without_a_manifest_says_that_nothing_was_compared(data: Path, tmp_path: Path) -> None:
+    invoke("backup", str(tmp_path / "b"), "--data-dir", str(data))
+    assert "not compared" not in invoke("restore", str(tmp_path / "b"), str(tmp_path / "one")).stdout
+    (tmp_path / "b" / "backup.json").unlink()
+    assert "they were not compared" in invoke("restore", str(tmp_path / "b"), str(tmp_path / "two")).stdout

@@ -404,6 +404,16 @@ async def test_draining_cuts_off_what_takes_too_long(autojump_clock: MockClock) 
         assert rig.shards.states() == {"a": "in_doubt"}
 
 
+async def test_draining_cuts_off_within_the_time_that_is_given(autojump_clock: MockClock) -> None:
+    async with running(destination(timeout_ms=600_000), hangs) as rig:
+        rig.shards.add("a")
+        await trio.sleep(1)
+        rig.office.drain(500)
+        with trio.fail_after(0.6):
+            await rig.office.finished.wait()
+        assert rig.shards.states() == {"a": "in_doubt"}
+
+
 async def test_a_relay_that_is_cut_off_tells_what_it_knows(autojump_clock: MockClock) -> None:
     async with running(destination(), hangs) as rig:
         rig.shards.add("a")

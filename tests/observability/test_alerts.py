@@ -298,3 +298,20 @@ async def test_metrics_of_the_pages_exist(autojump_clock: MockClock) -> None:
     for page in pages():
         for name in re.findall(r"`(idemactor_[a-z_]+)`", page.read_text()):
             assert any(name in (one, one.rpartition("_")[0]) for one in told), f"{page.name}: {name}"
+
+
+async def test_what_the_page_of_old_attempts_does_about_a_dead_holder_works(autojump_clock: MockClock) -> None:
+    page = (ROOT / "docs" / "runbook" / "IdemactorPendingOld.md").read_text()
+    steps = re.findall(r"`idemactor (doubt|resolve) KEY TOKEN(?: (committed))?", page)
+    assert steps == [("doubt", ""), ("resolve", "committed")]
+    async with running(autojump_clock, tokens=TOKENS) as rig:
+        patient = Patient(rig, Client(rig))
+        reserved = await patient.post("reserve", key="k", lease_ms=2 * 3_600_000)
+        results = []
+        for operation, verdict in steps:
+            members = {"verdict": verdict} if verdict else {}
+            answer = await patient.post(
+                operation, by="operator-token", key="k", token=reserved.json["token"], **members
+            )
+            results.append(answer.json.get("result"))
+        assert results == ["in_doubt", "committed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,24 @@ def test_a_file_that_cannot_be_written_is_refused_at_start_and_told_later(
     with caplog.at_level(logging.WARNING, "idemactor"):
         audit.happened("a", "forget", "forgotten", KEY)
     assert [record.getMessage() for record in caplog.records] == ["audit_failed", "audit"]
+
+
+def test_what_root_made_first_is_the_directorys_owners(
+    path: Path, audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool that root ran before the server: the server's user has to be able to go on writing."""
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(os, "fchown", lambda _, user, group: given.append((user, group)))
+    audit.happened("root", "restore", "done")
+    audit.happened("root", "restore", "done")
+    owner = path.parent.stat()
+    assert given == [(owner.st_uid, owner.st_gid)]
+    # Nor is what a link leads to: whoever may write into the directory would choose it.
+    target = path.with_name("target")
+    path.rename(target)
+    path.symlink_to(target)
+    target.write_bytes(b"")
+    audit.happened("root", "restore", "done")
+    assert len(given) == 1
+    assert len(lines(target)) == 1

@@ -182,13 +182,13 @@ class Filler:
             holder=rng.choice((None, "worker", "größer 🦀")),
             committed_at=self.now if done else None,
             expires_at=self.now + 1_000 if done else None,
-            outcome=samples.outcome(rng) if done and rng.random() < 0.7 else None,
+            outcome=samples.outcome(rng, samples.FIELDS) if done and rng.random() < 0.7 else None,
             contested=rng.random() < 0.1,
             earlier=(EarlierToken(entry_id, reported=True),) if token > entry_id and rng.random() < 0.3 else (),
         )
         intent = None
         if rng.random() < 0.4:
-            intent = samples.intent(rng)
+            intent = samples.intent(rng, samples.FIELDS)
             self.seq += rng.randrange(1, 3)
             record = replace(record, delivery=self._delivery(state))
         return Whole(Entry(entry_id, identity, record, tombstone, self.now + 5), intent)
@@ -211,7 +211,7 @@ class Filler:
 
     async def _incidents(self, batch: Batch, after: Content, shard: int) -> None:
         if self.rng.random() < 0.3:
-            outcome = samples.outcome(self.rng) if self.rng.random() < 0.5 else None
+            outcome = samples.outcome(self.rng, samples.FIELDS) if self.rng.random() < 0.5 else None
             token = self._token(shard)
             incident = Incident(self._identity(shard), "op", token, None, self.now, outcome)
             batch.incidents.append(incident)

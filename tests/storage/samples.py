@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from random import Random
 from typing import Final
@@ -17,6 +18,8 @@ from idemactor.storage.memory import MemoryDisk
 NOW: Final = 1_700_000_000_000
 
 _TEXTS: Final = ("", "x", "worker-1", "größer", "日本語", "🦀", "a:b:c", "'; DROP TABLE records --", "nul\x00inside")
+FIELDS: Final = tuple(text for text in _TEXTS if text and "\x00" not in text)
+"""What a header field can be made of."""
 
 
 def pending(entry_id: int, identity: Identity, **changes: object) -> Entry:
@@ -72,9 +75,9 @@ def name(key: str, namespace: str = "trade", tenant: str = "default") -> Identit
     return Identity(tenant, namespace, key)
 
 
-def outcome(rng: Random) -> Outcome:
-    """Any outcome."""
-    headers = tuple((rng.choice(_TEXTS), rng.choice(_TEXTS)) for _ in range(rng.randrange(3)))
+def outcome(rng: Random, texts: Sequence[str] = _TEXTS) -> Outcome:
+    """Any outcome, its headers made of ``texts``."""
+    headers = tuple((rng.choice(texts), rng.choice(texts)) for _ in range(rng.randrange(3)))
     body = rng.randbytes(rng.choice((0, 1, 40, 6_000)))
     return Outcome(rng.randrange(100, 600), headers, body, omitted=rng.random() < 0.2)
 
@@ -120,10 +123,10 @@ def delivery(rng: Random, state: State, seq: int, now: int) -> Delivery:
     return Delivery(_SEQ + seq, order_key, due_at, now + rng.randrange(9_000), rng.random() < 0.5, ending)
 
 
-def intent(rng: Random) -> Intent:
-    """Any intent."""
-    headers = tuple((rng.choice(_TEXTS), rng.choice(_TEXTS)) for _ in range(rng.randrange(3)))
-    return Intent(rng.choice(_TEXTS), rng.randbytes(rng.choice((0, 1, 40, 6_000))), headers)
+def intent(rng: Random, texts: Sequence[str] = _TEXTS) -> Intent:
+    """Any intent, its type and its headers made of ``texts``."""
+    headers = tuple((rng.choice(texts), rng.choice(texts)) for _ in range(rng.randrange(3)))
+    return Intent(rng.choice(texts), rng.randbytes(rng.choice((0, 1, 40, 6_000))), headers)
 
 
 def entry(rng: Random, entry_id: int, identity: Identity, token: int, now: int) -> Entry:

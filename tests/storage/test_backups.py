@@ -114,7 +114,7 @@ async def test_a_backup_takes_nobodys_place(tmp_path: Path) -> None:
     back_up(tmp_path / "data", tmp_path / "empty", silent)
     assert check_directory(tmp_path / "empty").sound
     with pytest.raises(StartError, match="not a data directory"):
-        back_up(tmp_path, tmp_path / "other", silent)
+        back_up(tmp_path / "nothing", tmp_path / "other", silent)
     assert not (tmp_path / "other").exists()
 
 
@@ -263,8 +263,10 @@ async def test_a_restore_replaces_data_only_where_that_is_asked_and_keeps_them(t
     assert (tmp_path / "data" / shard_name(0)).exists()
     made = json.loads((restored.files / "made.json").read_bytes())
     assert (made["made_by"], made["replaced"]["files"]) == ("restore", 0)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter").touch()
     with pytest.raises(StartError, match="not empty"):
-        restore(tmp_path / "backup", tmp_path, silent)
+        restore(tmp_path / "backup", tmp_path / "full", silent)
 
 
 async def test_a_restore_that_was_interrupted_anywhere_leaves_nothing_that_counts(tmp_path: Path) -> None:
@@ -297,7 +299,7 @@ def test_a_restore_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(backups, "wall_ms", lambda: NOW)
     with pytest.raises(StartError, match="clock of this machine"):
         restore(tmp_path / "backup", tmp_path / "new", silent)
-    assert os.listdir(tmp_path / "new") == ["LOCK"]
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("what", ["byte", "manifest"])
@@ -324,7 +326,37 @@ def test_what_is_damaged_within_is_not_restored(tmp_path: Path) -> None:
         connection.close()
     with pytest.raises(StorageError, match="outcomes without a record"):
         restore(tmp_path / "data", tmp_path / "new", silent)
-    assert os.listdir(tmp_path / "new") == ["LOCK"]
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", [shard_name(1), JOURNAL_NAME])
+def test_a_file_of_a_newer_release_is_named_as_it_is_called_where_it_lies(tmp_path: Path, name: str) -> None:
+    DataDirectory.open(tmp_path / "data", 2).close()
+    connection = apsw.Connection(str(tmp_path / "data" / name))
+    connection.pragma("user_version", 99)
+    connection.close()
+    for work in (back_up, restore):
+        with pytest.raises(StorageError, match="has format 99, this release knows") as caught:
+            work(tmp_path / "data", tmp_path / "new", silent)
+        assert name in str(caught.value)
+        assert ".part" not in str(caught.value)
+        assert str(tmp_path / "new") not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (apsw.FullError("not an error"), "the disk is full; free some space and try again (FullError)"),
+        (apsw.FullError("database or disk is full"), "try again (database or disk is full)"),
+        (apsw.IOError("not an error"), "a file cannot be read or written: IOError"),
+        (apsw.IOError("disk I/O error"), "a file cannot be read or written: disk I/O error"),
+    ],
+)
+def test_an_error_is_never_said_to_be_none(tmp_path: Path, error: apsw.Error, said: str) -> None:
+    """SQLite has no words for what ends a step of a copy."""
+    with pytest.raises((StartError, StorageError)) as caught, directory.explained(tmp_path):
+        raise error
+    assert said in str(caught.value)
 
 
 def test_a_directory_of_the_first_format_is_backed_up_with_its_journal(tmp_path: Path) -> None:
@@ -373,35 +405,6 @@ def _with_something(directory: Path, name: str) -> Path:
     return directory / name
 
 
-async def test_what_is_no_backup_that_was_interrupted_is_in_the_way_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "data.unfinished"
-    filler = Filler(Random(4), path, 2)
-    await filler.open()
-    await filler.turns(5)
-    await filler.close()
-    before = content_of(path)
-    mine = _with_something(tmp_path / "other.unfinished", "notes.txt")
-    for target in ("data", "other"):
-        with pytest.raises(StartError, match="is in the way"):
-            back_up(path, tmp_path / target, silent)
-    assert mine.read_text() == "mine"
-    assert content_of(path) == before
-
-
-async def test_a_backup_that_was_interrupted_at_any_step_is_removed_by_the_next_one(tmp_path: Path) -> None:
-    filler = Filler(Random(5), tmp_path / "data", 2)
-    await filler.open()
-    await filler.close()
-    back_up(tmp_path / "data", tmp_path / "whole", silent)
-    names = sorted(file.name for file in (tmp_path / "whole").iterdir())
-    for left_out in ([], ["idemactor.json"], ["idemactor.json", "backup.json"]):
-        shutil.copytree(tmp_path / "whole", tmp_path / "next.unfinished", ignore=lambda *_, out=left_out: out)
-        back_up(tmp_path / "data", tmp_path / "next", silent)
-        assert sorted(file.name for file in (tmp_path / "next").iterdir()) == names
-        assert not (tmp_path / "next.unfinished").exists()
-        shutil.rmtree(tmp_path / "next")
-
-
 async def test_a_restore_removes_nothing_that_is_somebody_elses(tmp_path: Path) -> None:
     filler = Filler(Random(6), tmp_path / "data", 2)
     await filler.open()
@@ -413,8 +416,8 @@ async def test_a_restore_removes_nothing_that_is_somebody_elses(tmp_path: Path) 
         restore(tmp_path / "backup", tmp_path / "stuff", silent)
     assert mine.read_text() == "mine"
     inside = tmp_path / "data" / "files-0001"
-    back_up(tmp_path / "data", inside, silent)
-    with pytest.raises(StartError, match="lie in each other"):
+    shutil.copytree(tmp_path / "backup", inside)
+    with pytest.raises(StartError, match="is inside of"):
         restore(inside, tmp_path / "data", silent, replaced=True)
     restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True)
     assert content_of(inside) == content_of(tmp_path / "backup")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -13,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from idemactor.core.limits import TOKEN_MAX
 from idemactor.core.record import Outcome
 from idemactor.errors import StartError, StorageError
-from idemactor.storage import importing
+from idemactor.storage import importing, rebuilding
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
@@ -226,6 +228,33 @@ def twice(lines: list[Any]) -> None:
     lines[3].update(entries=2)
 
 
+DELIVERY = {"seq": 5, "order_key": None, "due_at": None, "deliver_until": NOW}
+A_TOMBSTONE = {"token": 5, "request_id": None, "operation_id": "o", "expires_at": NOW}
+IDENTITY = {"tenant": "default", "namespace": "trade", "key": "k"}
+
+
+def an_event(**changes: Any) -> dict[str, Any]:
+    content = {"content_type": "text/plain", "body": "x"}
+    fields = {"seq": 5, "identity": IDENTITY, "id": "op.1", "operation_id": "op", "committed_at": NOW}
+    return {"type": "event", **fields, "content": content} | changes
+
+
+def an_incident(**changes: Any) -> dict[str, Any]:
+    fields = {"identity": IDENTITY, "operation_id": "op", "token": 5, "present_token": None, "at": NOW, "outcome": None}
+    return {"type": "incident", **fields} | changes
+
+
+def insert(lines: list[Any], *more: Any) -> None:
+    """Lines behind the entry, and the count of them under the name that comes last."""
+    *items, name_of_count = more
+    lines[2:2] = items
+    lines[-1][name_of_count] = len(items)
+
+
+def member_twice(line: dict[str, Any]) -> bytes:
+    return json.dumps(line).replace('"key": "k"', '"key": "k", "key": "l"').encode() + b"\n"
+
+
 CHANGES: dict[str, Callable[[list[Any]], object]] = {
     "line 1: it is no JSON": lambda lines: lines.insert(0, b"\xff\n"),
     "line 1: is an object": lambda lines: lines.insert(0, []),
@@ -244,12 +273,138 @@ CHANGES: dict[str, Callable[[list[Any]], object]] = {
     "line 2: identity: a key has": lambda lines: lines[1]["identity"].update(key=""),
     "line 2: identity.tenant: has 1 to": lambda lines: lines[1]["identity"].update(tenant=""),
     "line 2: identity: a namespace": lambda lines: lines[1]["identity"].update(namespace="No"),
-    "line 3: it holds a text": lambda lines: lines[1]["record"].update(holder="\ud800"),
+    "line 2: record.holder: is a text without lone surrogates": lambda lines: lines[1]["record"].update(
+        holder="\ud800"
+    ),
     "line 3: the end counts 2 entries": lambda lines: lines[2].update(entries=2),
     "line 3: the end is missing": lambda lines: lines.pop(),
     "line 4: there is something behind": lambda lines: lines.append(lines[2]),
-    "entry 2 of the export is of a key": twice,
+    "line 3: identity: this key is on an earlier line": twice,
+    "line 2: key: this member is there twice": lambda lines: lines.insert(1, member_twice(lines.pop(1))),
+    "line 4: id: an event of this id is on an earlier line": lambda lines: insert(
+        lines, an_event(), an_event(), "events"
+    ),
+    "line 4: token: an incident of this key and token": lambda lines: insert(
+        lines, an_incident(), an_incident(at=NOW - 1), "incidents"
+    ),
 }
+OPEN = {"state": "lapsed", "committed_at": None, "expires_at": None, "outcome": None, "lease_expires_at": NOW}
+"""What makes the committed record one that is not."""
+OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
+    ("attempt: is 1 to", {"attempt": 0}),
+    ("attempt: is 1 to", {"attempt": 2**63 - 1}),
+    ("token: is 1 to", {"token": 2**53 - 1}),
+    ("operation_id: has 1 to 64", {"operation_id": "a\r\nb"}),
+    ("operation_id: has 1 to 64", {"operation_id": 'a"b'}),
+    ("operation_id: has 1 to 64", {"operation_id": "a\0"}),
+    ("committed_at: is a time", {"committed_at": None}),
+    ("expires_at: is a time", {"expires_at": None}),
+    ("lease_expires_at: is null", {"lease_expires_at": NOW}),
+    ("lease_expires_at: is a time", OPEN | {"lease_expires_at": None}),
+    ("committed_at: is null", OPEN | {"committed_at": NOW}),
+    ("outcome: is null", OPEN | {"outcome": {"status": 200}}),
+    ("accepted: is false", OPEN | {"accepted": True}),
+    ("first_seen_at: is 0 to", {"first_seen_at": -1}),
+    ("reserved_at: is 0 to", {"reserved_at": 2**60}),
+    ("unresolved_expires_at: is 0 to", OPEN | {"unresolved_expires_at": 2**60}),
+    ("ttl_ms: is 1 to", {"ttl_ms": -1}),
+    ("window_ms: is 1 to", {"window_ms": 2**60}),
+    ("reason: has at most", {"reason": "x" * 513}),
+    ("holder: has at most", {"holder": "x" * 129}),
+    ("request_id: has at most", {"request_id": "x" * 129}),
+    ("outcome.status: is 100 to 599", {"outcome": {"status": 99}}),
+    ("outcome.status: is 100 to 599", {"outcome": {"status": 2**40}}),
+    ("outcome.headers[1]: is the name", {"outcome": {"status": 200, "headers": [["a", "b"], ["a", "b\r\nc: d"]]}}),
+    ("outcome.headers[0]: is the name", {"outcome": {"status": 200, "headers": [["", "b"]]}}),
+    ("earlier[1].token: is 1 to", {"earlier": [{"token": 1}, {"token": 2**53 - 1}]}),
+    ("earlier: has at most 16", {"earlier": [{"token": 1}] * 17}),
+    ("delivery.seq: is 1 to", {"delivery": DELIVERY | {"seq": 2**60, "ending": "failed"}}),
+    ("delivery.ending: is there", {"delivery": DELIVERY}),
+    ("delivery.ending: is there", OPEN | {"delivery": DELIVERY | {"ending": "failed"}}),
+    ("delivery.due_at: is null", {"delivery": DELIVERY | {"ending": "failed", "due_at": NOW}}),
+    ("delivery.due_at: is a time", OPEN | {"state": "pending", "lease_expires_at": None, "delivery": DELIVERY}),
+    ("delivery.order_key: has at most", {"delivery": DELIVERY | {"ending": "failed", "order_key": "x" * 257}}),
+]
+OF_ENTRIES: list[tuple[str, dict[str, Any]]] = [
+    ("id: is 1 to", {"id": 0}),
+    ("alarm_at: is a time", {"alarm_at": None}),
+    ("alarm_at: is 0 to", {"alarm_at": -1}),
+    ("record, tombstone: one of both", {"record": None}),
+    ("tombstone.token: is not the record's", {"tombstone": A_TOMBSTONE | {"token": 1}}),
+    ("tombstone.token: is 1 to", {"tombstone": A_TOMBSTONE | {"token": 0}}),
+    ("tombstone.operation_id: has", {"tombstone": A_TOMBSTONE | {"operation_id": ""}}),
+    ("tombstone.expires_at: is 0 to", {"tombstone": A_TOMBSTONE | {"expires_at": 2**60}}),
+    ("identity.tenant: holds no control", {"identity": IDENTITY | {"tenant": "a\nb"}}),
+    ("intent: is null", {"intent": {"content_type": "", "body": ""}}),
+]
+OF_OTHERS: list[tuple[str, dict[str, Any]]] = [
+    ("id: is the operation's id", {"type": "event", "id": "other.1"}),
+    ("id: is the operation's id", {"type": "event", "id": "op.1\n"}),
+    ("seq: is 1 to", {"type": "event", "seq": 2**53}),
+    ("committed_at: is 0 to", {"type": "event", "committed_at": 2**60}),
+    ("content.content_type: holds no", {"type": "event", "content": {"content_type": "a\nb", "body": ""}}),
+    ("token: is 1 to", {"token": 2**60}),
+    ("present_token: is 1 to", {"present_token": 2**60}),
+    ("present_token: is 1 to", {"present_token": 0}),
+    ("at: is 0 to", {"at": -1}),
+    ("operation_id: has 1 to 64", {"operation_id": "\0"}),
+    ("outcome.status: is 100 to 599", {"outcome": {"status": 600}}),
+]
+OF_HEADS: list[tuple[str, dict[str, Any]]] = [
+    *(("shards: is 1 to 1024", {"shards": shards}) for shards in (2**53 - 1, 1025, 0, -1)),
+    *(("last_token: is 0 to", {"last_token": token}) for token in (2**53 - 1, 2**60, 2**63 - 1, -1)),
+    *(("latest_ms: is 0 to", {"latest_ms": at}) for at in (-1, 2**62)),
+    *(("exported_at: is 0 to", {"exported_at": at}) for at in (-1, 2**62)),
+]
+
+
+def with_other(lines: list[Any], changes: dict[str, Any]) -> None:
+    if changes.get("type") == "event":
+        insert(lines, an_event(**changes), "events")
+    else:
+        insert(lines, an_incident(**changes), "incidents")
+
+
+BROKEN: list[tuple[str, Callable[[list[Any]], object]]] = [
+    *(
+        (f"line 2: record.{what}", lambda lines, c=changes: lines[1]["record"].update(c))
+        for what, changes in OF_RECORDS
+    ),
+    *((f"line 2: {what}", lambda lines, c=changes: lines[1].update(c)) for what, changes in OF_ENTRIES),
+    *((f"line 3: {what}", lambda lines, c=changes: with_other(lines, c)) for what, changes in OF_OTHERS),
+    *((f"line 1: {what}", lambda lines, c=changes: lines[0].update(c)) for what, changes in OF_HEADS),
+    (
+        "line 2: intent: is there",
+        lambda lines: lines[1]["record"].update(OPEN | {"delivery": DELIVERY}),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("what", "change"), BROKEN, ids=[f"{number} {what}" for number, (what, _) in enumerate(BROKEN)]
+)
+async def test_what_no_server_can_have_written_is_refused_by_line_and_member_before_anything_is_made(
+    tmp_path: Path, what: str, change: Callable[[list[Any]], object]
+) -> None:
+    data = changed(await one_line(tmp_path / "data"), change)
+    with pytest.raises(StorageError) as caught:
+        imported(tmp_path / "new", data)
+    assert str(caught.value).startswith(what)
+    assert not (tmp_path / "new").exists()
+    # The number of shards of a head is wrong whatever --shards says.
+    with pytest.raises(StorageError):
+        imported(tmp_path / "new", data, 2)
+
+
+async def test_what_the_rules_are_made_of_is_taken_as_long_as_none_is_broken(tmp_path: Path) -> None:
+    lines = await one_line(tmp_path / "data")
+    insert(lines, an_event(), "events")
+    insert(lines, an_incident(), "incidents")
+    lines[1].update(tombstone=A_TOMBSTONE, intent={"content_type": "", "body": ""})
+    lines[1]["record"].update(delivery=DELIVERY | {"ending": "failed"})
+    done = imported(tmp_path / "new", changed(lines, lambda _: None))
+    assert (done.entries, done.events, done.incidents) == (1, 1, 1)
+    assert check_directory(tmp_path / "new").findings == ()
 
 
 @pytest.mark.parametrize("what", CHANGES)
@@ -258,7 +413,7 @@ async def test_what_is_wrong_with_an_export_is_said_with_its_line_and_field(tmp_
     with pytest.raises(StorageError) as caught:
         imported(tmp_path / "new", data)
     assert str(caught.value).startswith(what)
-    assert os.listdir(tmp_path / "new") == ["LOCK"]
+    assert not (tmp_path / "new").exists()
 
 
 async def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,12 +422,38 @@ async def test_a_line_without_end_is_refused(tmp_path: Path, monkeypatch: pytest
         imported(tmp_path / "new", b"x" * 11)
 
 
-async def test_what_no_server_can_have_written_is_not_taken(tmp_path: Path) -> None:
-    lines = await one_line(tmp_path / "data")
-    lines[1]["record"].update(expires_at=None)
-    with pytest.raises(StorageError, match="committed records without the time of commit or of expiry"):
-        imported(tmp_path / "new", changed(lines, lambda _: None))
-    assert read_meta(tmp_path / "new") is None
+async def test_what_cannot_be_built_leaves_no_unfinished_files_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = exported(await small(tmp_path / "data", Whole(committed(1, name("k")), None)))
+    monkeypatch.setattr(rebuilding, "create_journal", lambda *_, **__: fail_with(OSError(errno.ENOSPC, "full")))
+    for path in (tmp_path / "new", tmp_path / "there"):
+        if path.name == "there":
+            await small(path, Whole(committed(1, name("other")), None))
+        with pytest.raises(StartError):
+            imported(path, data)
+        left = os.listdir(path) if path.exists() else []
+        assert not [each for each in left if each.startswith(("files-", "import"))]
+    monkeypatch.undo()
+    DataDirectory.open(tmp_path / "there").close()
+    imported(tmp_path / "new", data)
+
+
+def fail_with(error: Exception) -> None:
+    raise error
+
+
+async def test_tokens_that_leave_none_behind_them_are_refused_by_what_makes_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = await small(tmp_path / "data", Whole(committed(1, name("k")), None))
+    data = exported(await small(tmp_path / "other", Whole(committed(1, name("l")), None)))
+    before = content_of(path)
+    monkeypatch.setattr(importing, "token_at", lambda _: TOKEN_MAX)
+    with pytest.raises(StorageError, match="too few are left"):
+        imported(path, data)
+    assert content_of(path) == before
+    DataDirectory.open(path).close()
 
 
 async def test_where_nothing_can_be_imported_to_is_said(tmp_path: Path) -> None:
@@ -295,8 +476,13 @@ async def test_where_nothing_can_be_imported_to_is_said(tmp_path: Path) -> None:
 async def test_a_clock_that_lags_behind_an_export_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = exported(await small(tmp_path / "data", Whole(pending(1, name("k")), None)))
     monkeypatch.setattr(importing, "wall_ms", lambda: NOW)
-    with pytest.raises(StartError, match="clock of this machine"):
+    with pytest.raises(StartError, match=r"line 1: exported_at: is .* ahead of the clock of this machine"):
         imported(tmp_path / "new", data)
+    lines = lines_of(data)
+    lines[0].update(exported_at=NOW)
+    lines[1]["record"].update(reserved_at=NOW + 300_001)
+    with pytest.raises(StartError, match=r"line 2: record\.reserved_at: is 300001 ms ahead"):
+        imported(tmp_path / "new", changed(lines, lambda _: None))
 
 
 def test_an_empty_directory_is_exported_and_comes_back(tmp_path: Path) -> None:

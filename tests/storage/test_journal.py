@@ -16,7 +16,7 @@ from idemactor.core.record import Outcome
 from idemactor.core.tally import Tally
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import directory, journal_file, journal_rows, journaled, sqlite_wal, watermark
-from idemactor.storage.backups import back_up
+from idemactor.storage.backups import back_up, restore
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory
@@ -760,10 +760,29 @@ async def test_a_journal_of_another_directory_is_refused(
 
 async def test_a_directory_without_its_journal_is_refused(path: Path) -> None:
     (path / JOURNAL_NAME).unlink()
-    with pytest.raises(StartError, match=r"has lost journal\.db; put it back from a backup"):
+    with pytest.raises(StartError, match=r"has lost journal\.db, .* `idemactor restore --replace BACKUP DIR`"):
         DataDirectory.open(path)
     assert "journal.db cannot be read" in check_directory(path).findings[0].what
     assert not (path / JOURNAL_NAME).exists()
+
+
+@pytest.mark.parametrize("lost", [shard_name(1), JOURNAL_NAME])
+async def test_a_lost_file_is_not_put_back_alone_and_the_way_out_that_is_named_leads_out(
+    path: Path, tmp_path: Path, lost: str
+) -> None:
+    # Keys are written to any shard here, which no restore takes.
+    back_up(path, tmp_path / "sound", silent)
+    await written(path, "a", behind=True)
+    back_up(path, tmp_path / "backup", silent)
+    await written(path, "b", "c", behind=True)
+    (path / lost).unlink()
+    with pytest.raises(StartError, match=f"has lost {lost}, .*alone does not fit.*`idemactor restore --replace"):
+        DataDirectory.open(path)
+    shutil.copytree(path, tmp_path / "alone")
+    keep(tmp_path / "backup", tmp_path / "alone", lost)
+    assert "restore the whole directory from one backup" in await refusal(tmp_path / "alone")
+    restore(tmp_path / "sound", path, silent, replaced=True)
+    DataDirectory.open(path).close()
 
 
 async def test_a_whole_directory_from_one_backup_is_taken(path: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ async def two_alike(path: Path) -> tuple[list[Identity], list[Identity]]:
             await engine.open()
             entries = [pending(1, keys[0]), pending(2, keys[1]), dispatched(3, keys[2])]
             batch = Batch(NOW, 4, puts=entries, intents={3: INTENT})
-            batch.events = [replace(event(seq, keys[0]), id=f"{shard}.{seq}") for seq in (103, 104)]
+            batch.events = [replace(event(seq, keys[0]), id=f"operation.{shard}{seq}") for seq in (103, 104)]
             batch.incidents = [Incident(keys[0], "op", 4, 1, NOW, None)]
             batch.tallies = {}
             assert await engine.commit(batch) is CommitResult.OK

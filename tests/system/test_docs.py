@@ -342,3 +342,10 @@ def cron_command(line: str) -> str:
     command = line.split(None, 5)[5].replace(INSTALLED, "")
     assert not re.search(r"(?<!\\)%", command), f"cron would cut it off: {line}"
     return command.replace("\\%", "%")
+
+
+def test_the_contract_says_nothing_twice() -> None:
+    bullets = [
+        line.rstrip(";. ") for line in (ROOT / "docs" / "contract.md").read_text().splitlines() if line[:2] == "- "
+    ]
+    assert [line for line in bullets if bullets.count(line) > 1] == []

@@ -103,6 +103,26 @@ def test_after_a_restore_nothing_of_the_backup_is_lost_and_no_token_is_granted_t
     assert_clean(server.data_dir)
 
 
+def test_an_idemactor_json_of_a_backup_is_no_way_to_have_old_files_count_again(home: Path) -> None:
+    with Server(home, CONFIG).start() as server:
+        worked("backup", home / "b", "--data-dir", server.data_dir)
+        server.kill()
+        worked("restore", home / "b", server.data_dir, "--replace")
+        with server.start(), server.rpc_client() as client:
+            assert client.call("accept", key="payment-1")["proceed"]
+            worked("backup", home / "b2", "--data-dir", server.data_dir)
+        (server.data_dir / "idemactor.json").write_text("")
+        assert "restore --replace" in refused(Server(home, CONFIG)).said
+        shutil.copy(home / "b2" / "idemactor.json", server.data_dir)
+        refusal = refused(Server(home, CONFIG))
+        assert (refusal.code, "restore --replace" in refusal.said) == (2, True)
+        assert run_check(server.data_dir).returncode == 1
+        worked("restore", home / "b2", server.data_dir, "--replace")
+        with server.start(), server.rpc_client() as client:
+            assert not client.call("accept", key="payment-1")["proceed"]
+    assert_clean(server.data_dir)
+
+
 def run_check_json(scratch: Path, data_dir: Path) -> list[dict[str, int]]:
     """What the files of before a restore say."""
     scratch.mkdir()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import threading
 from collections.abc import Sequence
 from configparser import RawConfigParser
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Final
 
 import pytest
+from click.testing import CliRunner
 
+from idemactor.cli.main import main
 from idemactor.config.model import DRAIN_MS_DEFAULT, HANG_MS_DEFAULT
 from tests.system.clients import HttpClient, RpcClient, connect
 from tests.system.process import Server, assert_calm, eventually, refused
@@ -258,6 +262,30 @@ def test_a_drain_that_takes_too_long_is_cut_off(home: Path) -> None:
             assert record["state"] == "pending"
 
 
+def test_a_delivery_that_hangs_is_cut_off_and_told_before_the_drain_is_over(home: Path) -> None:
+    with listening() as destination:
+        config = f"""
+            [server]
+            drain_ms = 2000
+            [namespaces.default]
+            [namespaces.work.dispatch]
+            url = "http://127.0.0.1:{destination.getsockname()[1]}/"
+        """
+        server = Server(home, config).start()
+        with server.rpc_client() as client:
+            client.call("dispatch", namespace="work", key="k", intent={"content_type": "text/plain", "body": "x"})
+        destination.settimeout(10)
+        asked, _ = destination.accept()
+        with asked:
+            asked.recv(4_096)
+            server.signal(signal.SIGTERM)
+            assert server.wait(10) == 0
+    assert '"stopped"' in server.log
+    assert "drain_cut_off" not in server.log
+    with Server(home, "[namespaces.default]\n[namespaces.work]").start() as again, again.http_client() as asking:
+        assert asking.call("get", "work", key="k").members["record"]["state"] == "in_doubt"
+
+
 # ---------------------------------------------------------------------------------------------------------- the example
 
 
@@ -276,7 +304,31 @@ def test_the_unit_fits_the_server() -> None:
     # A stop ends by itself before it is ended, and a worker that hangs is the supervisor's before it is the watchdog's.
     assert int(service["TimeoutStopSec"]) * 1_000 > DRAIN_MS_DEFAULT + 5_000
     assert int(service["WatchdogSec"]) * 1_000 > 2 * HANG_MS_DEFAULT
-    assert service["RestartPreventExitStatus"] == "2"
+    # A start that is refused may succeed later, whatever its exit code; and nothing ends the trying.
+    assert service["Restart"] == "on-failure"
+    assert "RestartPreventExitStatus" not in service
+    assert unit("idemactor.service")["Unit"]["StartLimitIntervalSec"] == "0"
+    assert "After=time-sync.target" in (EXAMPLES / "idemactor.service").read_text().splitlines()
+
+
+def test_the_unit_may_write_what_the_example_of_a_configuration_names() -> None:
+    service = unit("idemactor.service")["Service"]
+    assert service["ProtectSystem"] == "strict"
+    (audit_file,) = re.findall(
+        r'^#audit_file = "(.+)"', (EXAMPLES.parents[1] / "config.toml").read_text(), re.MULTILINE
+    )
+    assert Path(audit_file).parent == Path("/var/log") / service["LogsDirectory"]
+
+
+@pytest.mark.parametrize("command", ["check", "reshard", "reencrypt"])
+def test_who_stops_the_service_for_a_tool_stops_its_sockets(command: str) -> None:
+    """The next caller would have the service started again."""
+    shown = CliRunner().invoke(main, [command, "--help"]).output
+    patterns = re.findall(r"systemctl stop '(.+?)' &&", shown)
+    units = [file.name for file in EXAMPLES.iterdir() if file.suffix in (".service", ".socket")]
+    assert len(units) == 3
+    assert len(patterns) == 1
+    assert all(fnmatch(name, patterns[0]) for name in units)
 
 
 @pytest.mark.parametrize("door", ["http", "rpc"])

@@ -1,0 +1,119 @@
+"""Nobody else may read what is made, and what root makes is the server's user's."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import pytest
+
+from idemactor.storage import ownership, sqlite_create
+from idemactor.storage.backups import back_up, restore
+from idemactor.storage.directory import DataDirectory
+from idemactor.storage.exporting import export
+from idemactor.storage.importing import import_lines
+from idemactor.storage.layout import SPOOL_NAME
+from idemactor.storage.progress import silent
+from idemactor.storage.resharding import reshard
+from idemactor.storage.watermark import Watermark
+from tests.storage.filled import Filler
+from tests.storage.test_resharding import filled
+
+USER = 4_321
+
+
+@pytest.fixture
+def nobody_is_kept_out() -> Iterator[None]:
+    """Of what is made without a mode, everybody may read and write."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def open_to_others(path: Path) -> list[str]:
+    return [
+        f"{oct(each.stat().st_mode)} {each}"
+        for each in (path, *path.rglob("*"))
+        if each.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    ]
+
+
+@pytest.mark.usefixtures("nobody_is_kept_out")
+async def test_nobody_else_may_read_what_is_made_whatever_the_umask(tmp_path: Path) -> None:
+    filler = await filled(tmp_path / "data", Random(1), 2, 10)
+    running = Filler(Random(2), filler.path, 2)
+    await running.open()
+    # SQLite's own files, beside those that a server has open.
+    assert {"shard-0000.db-wal", "journal.db-wal", "journal.db-shm"} <= set(os.listdir(filler.path))
+    back_up(filler.path, tmp_path / "backup", silent)
+    assert open_to_others(filler.path) == []
+    await running.close()
+    restore(tmp_path / "backup", tmp_path / "restored", silent)
+    reshard(tmp_path / "restored", 3, silent)
+    file = io.BytesIO()
+    export(tmp_path / "restored", file.write, silent)
+    file.seek(0)
+    import_lines(tmp_path / "new", file, silent)
+    for name in ("data", "backup", "restored", "new"):
+        assert open_to_others(tmp_path / name) == []
+
+
+def test_what_root_makes_in_a_directory_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As root sees it: what it makes is its own, until it is given away."""
+    given: set[str] = set()
+    data = tmp_path / "data"
+    data.mkdir()
+
+    def name_of(made: int | Path) -> str:
+        return Path(os.readlink(f"/proc/self/fd/{made}") if isinstance(made, int) else made).name
+
+    class Roots:
+        geteuid = staticmethod(lambda: 0)
+        stat = staticmethod(lambda _made: SimpleNamespace(st_uid=0))
+
+        @staticmethod
+        def chown(made: int | Path, uid: int, gid: int) -> None:
+            assert (uid, gid) == (USER, USER)
+            given.add(name_of(made))
+
+    monkeypatch.setattr(ownership, "os", Roots)
+    monkeypatch.setattr(ownership, "owner_of", lambda _directory: (USER, USER))
+    DataDirectory.open(data, 1).close()
+    Watermark(data / "journal.db").note(1)
+    assert given >= {"LOCK", "shard-0000.lock", "shard-0000.db.new", "journal.db.new", "idemactor.json.new"}
+    assert "journal.db-synced" in given
+    reshard(data, 2, silent)
+    assert "files-0001" in given
+    file = io.BytesIO()
+    export(data, file.write, silent)
+    file.seek(0)
+    import_lines(tmp_path / "new", file, silent)
+    assert SPOOL_NAME in given
+
+
+def test_only_root_gives_anything_away_and_only_what_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Path] = []
+    for user, file, owner in ((1, 0, USER), (0, USER, 7), (0, 0, 0)):
+
+        class Some:
+            geteuid = staticmethod(lambda user=user: user)
+            stat = staticmethod(lambda _made, file=file: SimpleNamespace(st_uid=file))
+            chown = staticmethod(lambda made, *_: calls.append(made))
+
+        monkeypatch.setattr(ownership, "os", Some)
+        monkeypatch.setattr(ownership, "owner_of", lambda _directory, owner=owner: (owner, owner))
+        ownership.hand_over(tmp_path, tmp_path)
+    assert calls == []
+
+
+def test_a_private_file_takes_nobodys_place(tmp_path: Path) -> None:
+    (tmp_path / "mine").touch()
+    with pytest.raises(FileExistsError):
+        sqlite_create.make_private(tmp_path / "mine")
