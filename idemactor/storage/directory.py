@@ -61,6 +61,7 @@ _MS_PER_S: Final = 1_000
 _MADE: Final = re.compile(r"(shard-[0-9]{4}|journal)\.db(\.new)?(-wal|-shm|-journal|-synced)?")
 """What a creation that was interrupted leaves."""
 _WAYS_OUT: Final = {
+    errno.ELOOP: "it is a symbolic link, and none is followed there; put the file itself in its place",
     errno.EACCES: "this user may not use it; give it to the user that runs idemactor",
     errno.EPERM: "this user may not use it; give it to the user that runs idemactor",
     errno.EROFS: "it is on a read-only file system; name a directory that can be written",
@@ -334,7 +335,7 @@ def take_lock(path: Path) -> int:
         OSError: It cannot be made or locked.
     """
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
         try:
             hand_over(descriptor, path.absolute().parent)
             lock(descriptor, path)

@@ -166,7 +166,7 @@ def write_whole(path: Path, content: bytes) -> None:
         OSError: It cannot be written.
     """
     scratch = path.with_name(path.name + SCRATCH_SUFFIX)
-    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
+    descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
     with open(descriptor, "wb") as file:
         hand_over(descriptor, scratch.absolute().parent)
         file.write(content)

@@ -50,7 +50,9 @@ class Watermark:
         """Everything up to ``number`` is on the disk. Where that cannot be written, what it says already stays true."""
         with contextlib.suppress(OSError):
             if self._descriptor is None:
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+                self._descriptor = os.open(
+                    self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, _FILE_MODE
+                )
                 hand_over(self._descriptor, self._path.absolute().parent)
             os.pwrite(self._descriptor, _encode(self._start, number), 0)
 

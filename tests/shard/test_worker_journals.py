@@ -200,7 +200,7 @@ async def _no_room(engine: SqliteEngine, _batch: Batch) -> CommitResult:
 def test_a_worker_whose_journal_is_lost_is_not_served(path: Path) -> None:
     settle(path, 3)
     (path / journal_name(1, 3)).unlink()
-    with pytest.raises(StartError, match=r"has lost journal-1-of-3\.db; put it back"):
+    with pytest.raises(StartError, match=r"has lost journal-1-of-3\.db, and an empty one would forget"):
         DataDirectory.open(path, workers=3)
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from idemactor.storage import ownership, sqlite_create
 from idemactor.storage.backups import back_up, restore
-from idemactor.storage.directory import DataDirectory
+from idemactor.storage.directory import DataDirectory, take_lock
 from idemactor.storage.exporting import export
 from idemactor.storage.importing import import_lines
-from idemactor.storage.layout import SPOOL_NAME
+from idemactor.storage.layout import SPOOL_NAME, write_whole
 from idemactor.storage.progress import silent
 from idemactor.storage.resharding import reshard
 from idemactor.storage.watermark import Watermark
@@ -25,6 +27,23 @@ from tests.storage.filled import Filler
 from tests.storage.test_resharding import filled
 
 USER = 4_321
+
+
+def found_of(owner: int, names: int = 1) -> SimpleNamespace:
+    """What a look at a file finds."""
+    return SimpleNamespace(st_uid=owner, st_mode=stat.S_IFREG | 0o600, st_nlink=names)
+
+
+def eyes_of(user: int, found: SimpleNamespace, give: Callable[[Any, int, int], None]) -> SimpleNamespace:
+    """The operating system as ``user`` meets it, who finds the same everywhere."""
+
+    def chown(made: Path, uid: int, gid: int, *, follow_symlinks: bool) -> None:
+        assert not follow_symlinks
+        give(made, uid, gid)
+
+    return SimpleNamespace(
+        geteuid=lambda: user, lstat=lambda _path: found, fstat=lambda _descriptor: found, chown=chown, fchown=give
+    )
 
 
 @pytest.fixture
@@ -72,16 +91,11 @@ def test_what_root_makes_in_a_directory_is_its_owners(tmp_path: Path, monkeypatc
     def name_of(made: int | Path) -> str:
         return Path(os.readlink(f"/proc/self/fd/{made}") if isinstance(made, int) else made).name
 
-    class Roots:
-        geteuid = staticmethod(lambda: 0)
-        stat = staticmethod(lambda _made: SimpleNamespace(st_uid=0))
+    def give(made: int | Path, uid: int, gid: int) -> None:
+        assert (uid, gid) == (USER, USER)
+        given.add(name_of(made))
 
-        @staticmethod
-        def chown(made: int | Path, uid: int, gid: int) -> None:
-            assert (uid, gid) == (USER, USER)
-            given.add(name_of(made))
-
-    monkeypatch.setattr(ownership, "os", Roots)
+    monkeypatch.setattr(ownership, "os", eyes_of(0, found_of(0), give))
     monkeypatch.setattr(ownership, "owner_of", lambda _directory: (USER, USER))
     DataDirectory.open(data, 1).close()
     Watermark(data / "journal.db").note(1)
@@ -101,13 +115,7 @@ def test_only_root_gives_anything_away_and_only_what_is_its_own(
 ) -> None:
     calls: list[Path] = []
     for user, file, owner in ((1, 0, USER), (0, USER, 7), (0, 0, 0)):
-
-        class Some:
-            geteuid = staticmethod(lambda user=user: user)
-            stat = staticmethod(lambda _made, file=file: SimpleNamespace(st_uid=file))
-            chown = staticmethod(lambda made, *_: calls.append(made))
-
-        monkeypatch.setattr(ownership, "os", Some)
+        monkeypatch.setattr(ownership, "os", eyes_of(user, found_of(file), lambda made, *_: calls.append(made)))
         monkeypatch.setattr(ownership, "owner_of", lambda _directory, owner=owner: (owner, owner))
         ownership.hand_over(tmp_path, tmp_path)
     assert calls == []
@@ -117,3 +125,33 @@ def test_a_private_file_takes_nobodys_place(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
     with pytest.raises(FileExistsError):
         sqlite_create.make_private(tmp_path / "mine")
+
+
+@pytest.mark.parametrize("name", ["LOCK", "idemactor.json.new", "journal.db-synced"])
+def test_a_link_that_the_directorys_user_put_there_leads_root_nowhere(tmp_path: Path, name: str) -> None:
+    home = tmp_path / "data"
+    home.mkdir()
+    secret = tmp_path / "shadow"
+    secret.write_bytes(b"root's own")
+    secret.chmod(0o600)
+    (home / name).symlink_to(secret)
+    with contextlib.suppress(OSError):
+        if name == "LOCK":
+            take_lock(home / name)
+        elif name.endswith(".new"):
+            write_whole(home / name.removesuffix(".new"), b"x")
+        else:
+            Watermark(home / "journal.db").note(1)
+    assert (home / name).is_symlink()
+    assert secret.read_bytes() == b"root's own"
+
+
+def test_a_file_that_has_another_name_elsewhere_is_not_given_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr(ownership, "owner_of", lambda _directory: (USER, USER))
+    for names in (1, 2):
+        monkeypatch.setattr(ownership, "os", eyes_of(0, found_of(0, names), lambda made, *_: given.append(made)))
+        ownership.hand_over(names, tmp_path)
+    assert given == [1]

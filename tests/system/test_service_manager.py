@@ -307,6 +307,8 @@ def test_the_unit_fits_the_server() -> None:
     # A start that is refused may succeed later, whatever its exit code; and nothing ends the trying.
     assert service["Restart"] == "on-failure"
     assert "RestartPreventExitStatus" not in service
+    assert int(service["RestartSec"]) < int(service["RestartMaxDelaySec"]) < 300
+    assert int(service["RestartSteps"]) > 0
     assert unit("idemactor.service")["Unit"]["StartLimitIntervalSec"] == "0"
     assert "After=time-sync.target" in (EXAMPLES / "idemactor.service").read_text().splitlines()
 
