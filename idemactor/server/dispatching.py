@@ -15,6 +15,7 @@ from idemactor.core.commands import Cancel, Command, Watch
 from idemactor.core.keys import Identity
 from idemactor.core.queries import FindOperation
 from idemactor.core.replies import Overloaded, Unavailable, Unknown
+from idemactor.errors import RequestError
 from idemactor.server.context import ServerContext
 from idemactor.server.operations import Asked, ask_shard, carry_out
 from idemactor.server.tracing import Parent
@@ -48,7 +49,14 @@ async def cancel(
     Raises:
         RequestError: As ``operation``.
     """
-    identity = await _find(context, scope, operation_id)
+    try:
+        identity = await _find(context, scope, operation_id)
+    except RequestError as error:
+        # No command comes of it that would be noted on its way, and an operator tried all the same.
+        if scope.operator:
+            note = partial(context.audit.happened, scope.who, "cancel", error.code.value)
+            note(tenant=scope.tenant, namespace=scope.namespace, operation_id=operation_id)
+        raise
     # Whoever dispatched it may take it back, too: that is no operator's doing.
     asked = Asked(scope.who if scope.operator else None, request)
     return await _settle(context, Cancel(identity, operation_id), handed_over, asked)
