@@ -12,8 +12,7 @@ from idemactor.wire.fields import Dialect, is_clean
 from idemactor.wire.rpc_message import bytes_of
 
 _BREAKS_A_HEADER: Final = re.compile("[\x00\r\n\ud800-\udfff]")
-"""What ends a header field, or what no text can carry. All else passes: the effect has happened, so that a commit
-which is refused for the looks of its outcome invites a second one."""
+"""What ends a header field, or what no text can carry. Outcomes and intents have more rules of their own."""
 
 HEADERS_SCHEMA: Final = {
     "type": "array",

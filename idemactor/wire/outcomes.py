@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import binascii
+import re
+from collections.abc import Callable
 from typing import Final
 
 from idemactor.core import limits
@@ -17,17 +19,36 @@ from idemactor.wire.contents import (
     body_of_members,
     header_pairs,
 )
+from idemactor.wire.field_names import TOKEN
 from idemactor.wire.fields import Dialect, Kind, Reader, integer, text_reader
 
 _MEMBERS: Final = {dialect: names | {"status", "headers"} for dialect, names in BODY_MEMBERS.items()}
 
+_HEADERS: Final = "headers"
+
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
+"""What no value of a header field has (RFC 9110, section 5.5). What is beyond ASCII is obs-text there."""
+
 _STATUS: Final = integer(limits.OUTCOME_STATUS_MIN, limits.OUTCOME_STATUS_MAX)
+
+_GIVEN_HEADERS_SCHEMA: Final = {
+    "type": "array",
+    "items": {
+        "type": "array",
+        "prefixItems": [
+            {"type": "string", "pattern": f"^{TOKEN.pattern}$"},
+            {"type": "string", "pattern": r"^[^\x00-\x08\x0a-\x1f\x7f]*$"},
+        ],
+        "minItems": 2,
+        "maxItems": 2,
+    },
+}
 
 GIVEN_SCHEMA: Final = {
     "type": "object",
     "properties": {
         "status": _STATUS.schema,
-        "headers": {"anyOf": [HEADERS_SCHEMA, {"type": "null"}]},
+        "headers": {"anyOf": [_GIVEN_HEADERS_SCHEMA, {"type": "null"}]},
         **GIVEN_BODY_SCHEMAS,
     },
     "required": ["status"],
@@ -91,7 +112,7 @@ def _outcome_reader(name: str, dialect: Dialect) -> Reader:
             raise InvalidRequest(f"its members are {', '.join(sorted(known))}")
         if value.get("status") is None:
             raise InvalidRequest("its status is missing")
-        pairs = header_pairs(value.get("headers"), text_in)
+        pairs = _checked_pairs(value.get("headers"), text_in)
         return Outcome(read_status(value["status"]), pairs, body_of_members(value, dialect))
 
     def read_named(value: object) -> Outcome:
@@ -99,9 +120,24 @@ def _outcome_reader(name: str, dialect: Dialect) -> Reader:
         try:
             return read(value)
         except InvalidRequest as error:
-            raise InvalidRequest(f"{name}: {error.detail}", field=name) from None
+            field = f"{name}.{_HEADERS}" if error.field == _HEADERS else name
+            raise InvalidRequest(f"{name}: {error.detail}", field=field) from None
 
     return read_named
+
+
+def _checked_pairs(headers: object, text_in: Callable[[object], str | None]) -> tuple[tuple[str, str], ...]:
+    """Header pairs that an answer can have: what is stored is what is replayed."""
+    try:
+        pairs = header_pairs(headers, text_in)
+    except InvalidRequest as error:
+        raise InvalidRequest(error.detail, field=_HEADERS) from None
+    for name, value in pairs:
+        if TOKEN.fullmatch(name) is None:
+            raise InvalidRequest("a header's name is a token (RFC 9110, section 5.1)", field=_HEADERS)
+        if _CONTROL.search(value) is not None:
+            raise InvalidRequest("a header's value has no control character but HTAB", field=_HEADERS)
+    return pairs
 
 
 OUTCOME: Final = Kind(GIVEN_SCHEMA, _outcome_reader)

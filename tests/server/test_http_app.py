@@ -182,6 +182,22 @@ async def test_an_operation_from_reserve_to_replay(autojump_clock: MockClock) ->
         assert (found["result"], found["record"]["state"]) == ("found", "committed")
 
 
+async def test_an_outcome_with_what_is_no_header_is_named(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        token = (await client.post("/v1/default/reserve", {"key": "k"})).json["token"]
+        for pair in (["a b", "c"], ["é", "c"], ["a", "b\x0bc"], ["a", "b\r\nc"]):
+            whose = {"key": "k", "token": token, "outcome": {"status": 200, "headers": [pair]}}
+            for op, members in (
+                ("commit", whose),
+                ("resolve", {**whose, "verdict": "committed"}),
+                ("accept", {"key": "other", "outcome": whose["outcome"]}),
+            ):
+                told = (await client.post(f"/v1/default/{op}", members)).problem(400, "INVALID_REQUEST")
+                assert told["field"] == "outcome.headers"
+        committed = await client.post("/v1/default/commit", {"key": "k", "token": token})
+        assert committed.json["result"] == "committed"
+
+
 async def test_the_other_commands(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
         accepted = await client.post("/v1/default/accept", {"key": "a", "request_id": "r"})

@@ -281,6 +281,27 @@ async def test_a_batch(autojump_clock: MockClock) -> None:
         assert await peer.call("batch", ops=[{}]) == {"results": [results[5] | {"detail": detail, "field": "op"}]}
 
 
+@pytest.mark.parametrize("pair", [["a b", "c"], ["a", "b\x0bc"], ["a", "b\nc"]])
+async def test_an_outcome_with_what_is_no_header_changes_nothing(pair: list[str], autojump_clock: MockClock) -> None:
+    bad = {"status": 200, "headers": [pair]}
+    async with serving(autojump_clock) as server:
+        peer = server.connect()
+        granted = await peer.call("reserve", namespace="default", key="k")
+        whose = {"namespace": "default", "key": "k", "token": granted["token"]}
+        for method, members in (
+            ("commit", {**whose, "outcome": bad}),
+            ("accept", {"namespace": "default", "key": "other", "outcome": bad}),
+            ("resolve", {**whose, "verdict": "committed", "outcome": bad}),
+        ):
+            error = await peer.fail(method, **members)
+            assert error.startswith("IDEMPOTENCY_INVALID_REQUEST: outcome: a header's ")
+        [told] = (await peer.call("batch", ops=[{"op": "commit", **whose, "outcome": bad}]))["results"]
+        assert (told["code"], told["field"]) == ("IDEMPOTENCY_INVALID_REQUEST", "outcome.headers")
+        # The attempt is as it was: its holder may still say how it ended.
+        good = {"status": 200, "headers": [["a", "b\tc"]]}
+        assert (await peer.call("commit", **whose, outcome=good))["result"] == "committed"
+
+
 async def test_what_operators_ask(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as server:
         peer = server.connect()
