@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 import click
 
 from idemactor.cli.tools import DIRECTORY, config_option, epilog, keys_of, members, report, server_settings, working
+from idemactor.errors import StartError
 
 FILE_MODE: Final = 0o600
 """Keys and outcomes are nobody else's business."""
@@ -37,7 +38,7 @@ def export(
 
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output has the export.")
-    with working(as_json=as_json, config_path=config_path) as progress, _destination(output) as file:
+    with working(as_json=as_json, config_path=config_path) as progress, _destination(output, data_dir) as file:
         keys = keys_of(server_settings(config_path))
         end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
         file.flush()
@@ -47,10 +48,18 @@ def export(
 
 
 @contextlib.contextmanager
-def _destination(output: Path | None) -> Iterator[BinaryIO]:
+def _destination(output: Path | None, data_dir: Path) -> Iterator[BinaryIO]:
     """Standard output, or a file that has its name once it is whole."""
     if output is None:
         yield sys.stdout.buffer
+        return
+    if output.is_dir() or not output.name:
+        raise StartError(f"{output} is a directory; name a file")
+    if output.resolve().parent in (data_dir.resolve(), *(each.resolve() for each in data_dir.glob("files-????"))):
+        raise StartError(f"{output} lies in the directory that is exported; name another place")
+    if output.exists() and not output.is_file():
+        with output.open("wb") as file:
+            yield file
         return
     scratch = output.with_name(output.name + ".unfinished")
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)

@@ -28,6 +28,7 @@ __all__ = [
     "ACCEPT_BACKOFF_MS",
     "CONNECTIONS_MAX_DEFAULT",
     "FAILURES",
+    "LOOK_AFTER_CLOSED",
     "UNIX_SOCKET_MODE",
     "AcceptLimits",
     "AcceptObserver",
@@ -52,7 +53,8 @@ at home in both worlds, as Quart is, must not bring the process down with it."""
 LOOK_AFTER_CLOSED: Final = 64
 """How many connections of a door are closed before Python looks for cycles among what is young. What a connection
 leaves in cycles (tracebacks of its cancelled tasks, a framework's request with its body) may hold up to a whole body,
-and the collector counts objects, not bytes. It costs a millisecond or two, a few per cent of what so many cost."""
+and the collector counts objects, not bytes. It takes 14 ms for each
+200,000 objects that live and came since the last look: each is looked at once, as the collector itself would later."""
 _YOUNG: Final = 1
 """The generation that is looked at: what is older are records, which live long."""
 

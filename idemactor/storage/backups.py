@@ -25,6 +25,7 @@ from idemactor.storage.layout import (
     MADE_NAME,
     META_NAME,
     Meta,
+    is_leftover,
     read_meta,
     set_path,
     shard_name,
@@ -110,6 +111,8 @@ def _scratch(target: Path) -> Iterator[Path]:
     parent = target.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
     scratch = parent / (target.name + _UNFINISHED)
+    if scratch.exists() and not is_leftover(scratch, MANIFEST_NAME):
+        raise StartError(f"{scratch} is in the way, and is not what a backup left behind; name another directory")
     scratch.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
     lock = take_lock(scratch / LOCK_NAME)
     try:
@@ -154,6 +157,7 @@ def restore(
         if (digests := _read_digests(source)) is not None:
             _compare(source, digests, progress)
         before = _take_target(target, locks, replaced=replaced)
+        _refuse_nested(source, target)
         files = next_set(target, before)
         for left in unfinished(target, files - 1):
             shutil.rmtree(left)
@@ -188,6 +192,13 @@ def _discard_unless_named(target: Path, files: int) -> None:
         meta = read_meta(target)
         if meta is None or meta.files != files:
             shutil.rmtree(set_path(target, files))
+
+
+def _refuse_nested(source: Path, target: Path) -> None:
+    """What lies in the directory that is replaced could be replaced with it."""
+    one, other = source.resolve(), target.resolve()
+    if one == other or one in other.parents or other in one.parents:
+        raise StartError(f"{source} and {target} lie in each other; move the backup to another place")
 
 
 def _take_target(target: Path, locks: contextlib.ExitStack, *, replaced: bool) -> Meta | None:

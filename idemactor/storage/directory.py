@@ -329,6 +329,10 @@ def take_lock(path: Path) -> int:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, FILE_MODE)
     try:
         lock(descriptor, path)
+        if os.geteuid() == 0:
+            # A tool that root ran must not keep the directory's own user from it.
+            owner = path.parent.stat()
+            os.fchown(descriptor, owner.st_uid, owner.st_gid)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     except BaseException:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Final
 
 from idemactor.core.keys import Identity, identity_hash, shard_of
-from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
+from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT, TOKEN_MAX
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import schema
 from idemactor.storage.directory import DataDirectory, explained, take_lock, wall_ms
@@ -27,6 +27,7 @@ from idemactor.storage.layout import (
     META_NAME,
     SHARDS_MAX,
     SPOOL_NAME,
+    is_leftover,
     read_meta,
     shard_name,
     unfinished,
@@ -40,6 +41,10 @@ from idemactor.storage.sealing import Keyring
 from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
+
+TOKENS_LEFT_MIN: Final = 2**48
+"""How many tokens there have to be left behind the highest one that comes in: a shard grants one a microsecond for
+nine years with them."""
 
 CONFLICTS_NAMED: Final = 100
 """How many keys a report of conflicts names."""
@@ -121,11 +126,15 @@ def import_lines(
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
+            if not 1 <= spool.head.shards <= SHARDS_MAX:
+                raise StorageError(f"line 1: shards is 1 to {SHARDS_MAX}, not {spool.head.shards}")
             count = meta.shards if meta is not None else spool.head.shards if shards is None else shards
             rebuilt = None
             if meta is None or left != End(0, 0, 0):
                 read = stack.enter_context(read_shard(spool.path, Held(), keys))
                 token = _least_token(spool, there)
+                if token > TOKEN_MAX - TOKENS_LEFT_MIN:
+                    raise StorageError(f"a token of it is {token}: beyond that hardly any could be granted")
                 made = Making(checksums is not False if there_already is None else there_already.checksums, keys)
                 sources = [*there, read]
                 rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
@@ -173,6 +182,8 @@ def _target(path: Path) -> Iterator[DataDirectory | None]:
 def _spool_directory(path: Path) -> Iterator[Path]:
     spool = path / SPOOL_NAME
     if spool.exists():
+        if not is_leftover(spool):
+            raise StartError(f"{spool} is in the way, and is not what an import left behind; move it")
         shutil.rmtree(spool)
     spool.mkdir(mode=DIRECTORY_MODE)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +23,12 @@ META_NAME: Final = "idemactor.json"
 LOCK_NAME: Final = "LOCK"
 MADE_NAME: Final = "made.json"
 """What made a set of files, and what it took the place of: for whoever looks at it later."""
+_NEW: Final = ".new"
+"""Behind the name of what is being written."""
+
+_SET: Final = re.compile(r"files-\d{4}")
+_OURS: Final = re.compile(r"LOCK|(shard|journal|spool|import|plan|made)[^/]*")
+"""Names in a set of files, or in an import, that has not come to its end."""
 SPOOL_NAME: Final = "import.unfinished"
 """Where an import puts what it read, until it is done."""
 META_FORMAT: Final = 2
@@ -74,13 +81,36 @@ def set_path(path: Path, files: int) -> Path:
 
 def unfinished_sets(path: Path, files: int) -> list[Path]:
     """The sets that never came to count, where the set ``files`` does."""
-    return [found for found in sorted(path.glob("files-????")) if found.name > f"files-{files:04d}"]
+    return [
+        found
+        for found in sorted(path.glob("files-????"))
+        if _SET.fullmatch(found.name) and found.name > f"files-{files:04d}" and is_leftover(found)
+    ]
+
+
+def is_leftover(path: Path, whole_with: str | None = None) -> bool:
+    """Whether a directory is what one of our tools began, and nothing else: only that may be removed.
+
+    A backup or a data directory is neither, nor is what holds anything that we do not write into one.
+
+    Args:
+        path: Where.
+        whole_with: A file that makes it complete but for its name: with that, it may say what a data directory says.
+    """
+    if not path.is_dir() or path.is_symlink():
+        return False
+    names = {file.name for file in path.iterdir()}
+    if whole_with in names:
+        names -= {whole_with, META_NAME, META_NAME + _NEW}
+    elif whole_with is not None:
+        names.discard(whole_with + _NEW)
+    return all(_OURS.fullmatch(name) for name in names)
 
 
 def unfinished(path: Path, files: int) -> list[Path]:
     """What was left in the data directory ``path`` by what did not come to its end."""
     spool = path / SPOOL_NAME
-    return [*unfinished_sets(path, files), *([spool] if spool.exists() else [])]
+    return [*unfinished_sets(path, files), *([spool] if is_leftover(spool) else [])]
 
 
 def shard_name(shard: int) -> str:
@@ -109,7 +139,7 @@ def read_meta(path: Path) -> Meta | None:
         text = (path / META_NAME).read_bytes()
     except FileNotFoundError:
         return None
-    damaged = StartError(f"{path / META_NAME} is damaged; put it back from a backup")
+    damaged = StartError(f"{path / META_NAME} is damaged; `idemactor restore` the whole directory")
     try:
         content = json.loads(text)
         layout, shards, created_ms = content["format"], content["shards"], content["created_ms"]
@@ -156,7 +186,7 @@ def write_whole(path: Path, content: bytes) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    scratch = path.with_name(path.name + ".new")
+    scratch = path.with_name(path.name + _NEW)
     descriptor = os.open(scratch, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, FILE_MODE)
     with open(descriptor, "wb") as file:
         file.write(content)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from idemactor.errors import StartError
-from idemactor.storage.layout import META_NAME, SETS_MAX, Meta, write_meta
+from idemactor.storage.layout import META_NAME, SETS_MAX, Meta, is_leftover, set_path, write_meta
 from idemactor.storage.sqlite_create import sync_path
 
 
@@ -19,6 +19,9 @@ def next_set(path: Path, before: Meta | None) -> int:
         StartError: There were too many.
     """
     files = 1 if before is None else before.files + 1
+    while files <= SETS_MAX and (taken := set_path(path, files)).exists() and not is_leftover(taken):
+        # Somebody's own, a backup that was put here for one.
+        files += 1
     if files > SETS_MAX:
         raise StartError(f"data directory {path} has had {SETS_MAX} sets of files; restore a backup of it elsewhere")
     return files

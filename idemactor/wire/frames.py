@@ -41,6 +41,8 @@ _SKIPPER_BYTES: Final = 4_096
 """The first size of the skipper's buffer. It grows with what a frame needs."""
 _SKIPPER_KEPT_BYTES: Final = 262_144
 """A frame larger than this takes the skipper with it, so that one large frame is not paid for for ever."""
+_PACKER_KEPT_BYTES: Final = 262_144
+"""The same of what packs: its buffer never shrinks."""
 
 
 class FrameReader:
@@ -149,7 +151,7 @@ class FrameWriter:
     __slots__ = ("_packer",)
 
     def __init__(self) -> None:
-        self._packer = msgpack.Packer(use_bin_type=True, autoreset=False)
+        self._packer = _packer()
 
     def encode(self, answers: Iterable[tuple[int, str | None, object]], enough: float = math.inf) -> bytes:
         """The frames of ``answers``, each (msgid, error or None, result or None), as one piece of bytes.
@@ -165,10 +167,16 @@ class FrameWriter:
                 if len(packer.getbuffer()) >= enough:
                     break
             frames: bytes = packer.bytes()
+            if len(frames) > _PACKER_KEPT_BYTES:
+                self._packer = _packer()
             return frames
         finally:
             # Also after an answer that cannot be packed: half a frame must not lead the next ones.
             packer.reset()
+
+
+def _packer() -> msgpack.Packer:
+    return msgpack.Packer(use_bin_type=True, autoreset=False)
 
 
 def encode_result(msgid: int, result: dict[str, Any]) -> bytes:

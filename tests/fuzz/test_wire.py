@@ -13,6 +13,7 @@ import msgpack
 
 from idemactor.core.commands import Commit
 from idemactor.core.keys import check_key
+from idemactor.core.limits import FRAME_BYTES_MAX
 from idemactor.core.policy import Policy
 from idemactor.errors import RequestError
 from idemactor.gateway.profiles import SHIPPED
@@ -97,6 +98,10 @@ class Nowhere:
     def __init__(self) -> None:
         self.sent = bytearray()
         self.failed: list[Exception] = []
+
+    @property
+    def room(self) -> int:
+        return FRAME_BYTES_MAX
 
     def send(self, data: bytes) -> None:
         self.sent += data

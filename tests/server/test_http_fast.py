@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import json
 import random
 import resource
 import socket
 import ssl
 import struct
+import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
@@ -693,3 +695,22 @@ async def test_thousands_of_connections(mock_clock: MockClock) -> None:
             assert server.over == len(clients)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_nothing_of_a_closed_connection_waits_for_the_collector(mock_clock: MockClock) -> None:
+    async with serving(mock_clock) as server:
+        client = server.connect()
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        [connection] = (weakref.ref(one) for one in server.door._connections)
+        gc.collect()
+        gc.disable()
+        try:
+            await client.send(b"POST /v1/default/commit HTTP/1.1\r\n")
+            await client.stream.aclose()
+            with trio.fail_after(30):
+                while server.over == 0:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert connection() is None
+        finally:
+            gc.enable()

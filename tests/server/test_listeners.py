@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import socket
 import stat
+import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,6 +23,7 @@ from idemactor.errors import StartError
 from idemactor.server.binding import remove_worker_files, worker_file
 from idemactor.server.listeners import (
     ACCEPT_BACKOFF_MS,
+    LOOK_AFTER_CLOSED,
     UNIX_SOCKET_MODE,
     AcceptLimits,
     AcceptObserver,
@@ -122,6 +125,27 @@ async def test_connection_that_died_in_the_queue_costs_no_time(autojump_clock: t
     await serve_listeners([ScriptedListener(OSError(errno.ECONNABORTED, "gone"), theirs)], say_hello)
     assert autojump_clock.current_time() == started
     assert await read_all(ours) == b"hello"
+
+
+async def test_what_connections_leave_in_cycles_is_looked_for_after_so_many_of_them() -> None:
+    class Knot:
+        def __init__(self) -> None:
+            self.itself = self
+
+    left: list[weakref.ref[Knot]] = []
+
+    async def leave_a_knot(stream: trio.abc.Stream) -> None:
+        del stream
+        left.append(weakref.ref(Knot()))
+
+    gc.collect()
+    gc.disable()
+    try:
+        await serve_listeners([ScriptedListener(*(pair()[1] for _ in range(LOOK_AFTER_CLOSED)))], leave_a_knot)
+    finally:
+        gc.enable()
+    assert len(left) == LOOK_AFTER_CLOSED
+    assert not any(knot() for knot in left)
 
 
 async def test_broken_listening_socket_is_an_error() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import random
 import socket
 import ssl
 import struct
+import weakref
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, Final
 
@@ -808,3 +810,97 @@ async def test_garbage_on_a_socket_leaves_the_answers_before_it() -> None:
         with trio.fail_after(30):
             answers = await peer.rest()
         assert answers[1][1]["result"] == "reserved"
+
+
+async def test_answers_are_made_no_sooner_than_there_is_room_for_them(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, RpcLimits(unread_bytes_max=100_000, write_ms=5_000)) as server:
+        body = bytes(60_000)
+        await server.connect().call("accept", namespace="default", key="k", outcome={"status": 200, "body": body})
+        peer = server.connect(trio.testing.lockstep_stream_pair())
+        await peer.send(*(request(n, "get", {"namespace": "default", "key": "k"}) for n in range(100)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert 60_000 < server.rig.context.backlog.waiting_bytes < 100_000 + 61_000
+        answers = await peer.answers(range(100))
+        assert all(result["record"]["outcome"]["body"] == body for _, result in answers)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.rig.context.backlog.waiting_bytes == 0
+
+
+async def test_batches_wait_for_room_too(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, RpcLimits(unread_bytes_max=100_000, write_ms=5_000)) as server:
+        outcome = {"status": 200, "body": bytes(60_000)}
+        await server.connect().call("accept", namespace="default", key="k", outcome=outcome)
+        peer = server.connect(trio.testing.lockstep_stream_pair())
+        ops = {"ops": [{"op": "get", "namespace": "default", "key": "k"}]}
+        await peer.send(*(request(n, "batch", ops) for n in range(50)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert 60_000 < server.rig.context.backlog.waiting_bytes < 100_000 + 61_000
+        assert len(await peer.answers(range(50))) == 50
+
+
+async def test_what_waits_for_all_clients_together_is_bounded_and_who_reads_is_served(
+    autojump_clock: MockClock,
+) -> None:
+    async with serving(autojump_clock, RpcLimits(write_ms=5_000)) as server:
+        server.rig.context.backlog.bytes_max = 100_000
+        reading = server.connect()
+        outcome = {"status": 200, "body": bytes(60_000)}
+        await reading.call("accept", namespace="default", key="k", outcome=outcome)
+        silent = [server.connect(trio.testing.lockstep_stream_pair()) for _ in range(5)]
+        gets = [request(n, "get", {"namespace": "default", "key": "k"}) for n in range(100)]
+        for peer in silent:
+            await peer.send(*gets)
+            await trio.testing.wait_all_tasks_blocked()
+        # The first came while there was room, and each of the others has one answer.
+        assert server.rig.context.backlog.waiting_bytes < 100 * 61_000 + 4 * 61_000
+        await reading.send(*gets)
+        assert len(await reading.answers(range(100))) == 100
+        await trio.sleep(10)
+        assert server.over == 5
+        assert server.rig.context.backlog.waiting_bytes == 0
+
+
+@pytest.mark.parametrize("on_socket", [False, True])
+async def test_a_stranger_has_so_long_for_its_auth(on_socket: bool, autojump_clock: MockClock) -> None:
+    limits = RpcLimits(auth_ms=5_000, linger_ms=0)
+    async with serving(autojump_clock, limits, tokens=TOKENS) as server:
+        known, stranger, silent = (server.connect(sockets() if on_socket else None) for _ in range(3))
+        assert (await known.call("auth", token="caller-token"))["result"] == "authenticated"
+        for _ in range(4):
+            await trio.sleep(1)
+            assert await stranger.call("ping") == {"result": "pong"}
+            assert "UNAUTHENTICATED" in await stranger.fail("auth", token="wrong")
+        assert server.over == 0
+        await trio.sleep(1.1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert server.over == 2
+        assert await stranger.rest() == await silent.rest() == {}
+        await trio.sleep(100)
+        assert await known.call("ping") == {"result": "pong"}
+
+
+async def test_without_tokens_nobody_has_to_say_who_it_is(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, RpcLimits(auth_ms=5_000)) as server:
+        peer = server.connect()
+        await trio.sleep(100)
+        assert await peer.call("ping") == {"result": "pong"}
+
+
+@pytest.mark.parametrize("last", [b"", reserve(1)[:-1], b"\xc1", b"ab"])
+async def test_nothing_of_a_closed_connection_waits_for_the_collector(last: bytes) -> None:
+    async with serving(trio.lowlevel.current_clock()) as server:
+        peer = server.connect(sockets())
+        await peer.call("accept", namespace="default", key="k")
+        [connection] = (weakref.ref(one) for one in server.door._connections)
+        gc.collect()
+        gc.disable()
+        try:
+            await peer.send(last)
+            await peer.stream.aclose()
+            with trio.fail_after(30):
+                while server.over == 0:
+                    await trio.testing.wait_all_tasks_blocked(0.01)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert connection() is None
+        finally:
+            gc.enable()

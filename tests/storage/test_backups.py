@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random, SystemRandom
@@ -359,7 +360,59 @@ async def test_of_a_journal_that_lost_its_end_what_is_left_is_taken_only_apart(t
     restored = restore(left, tmp_path / "new", silent, apart=True)
     assert check_directory(tmp_path / "new").findings == ()
     kept = content_of(tmp_path / "new")
-    assert kept != whole
     assert kept.wholes.keys() & whole.wholes.keys()
     assert restored.next_token > max(each.entry.record.token for each in whole.wholes.values() if each.entry.record)
     DataDirectory.open(tmp_path / "new").close()
+
+
+def _with_something(directory: Path, name: str) -> Path:
+    directory.mkdir(parents=True)
+    (directory / name).write_text("mine")
+    return directory / name
+
+
+async def test_what_is_no_backup_that_was_interrupted_is_in_the_way_and_stays(tmp_path: Path) -> None:
+    path = tmp_path / "data.unfinished"
+    filler = Filler(Random(4), path, 2)
+    await filler.open()
+    await filler.turns(5)
+    await filler.close()
+    before = content_of(path)
+    mine = _with_something(tmp_path / "other.unfinished", "notes.txt")
+    for target in ("data", "other"):
+        with pytest.raises(StartError, match="is in the way"):
+            back_up(path, tmp_path / target, silent)
+    assert mine.read_text() == "mine"
+    assert content_of(path) == before
+
+
+async def test_a_backup_that_was_interrupted_at_any_step_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    filler = Filler(Random(5), tmp_path / "data", 2)
+    await filler.open()
+    await filler.close()
+    back_up(tmp_path / "data", tmp_path / "whole", silent)
+    names = sorted(file.name for file in (tmp_path / "whole").iterdir())
+    for left_out in ([], ["idemactor.json"], ["idemactor.json", "backup.json"]):
+        shutil.copytree(tmp_path / "whole", tmp_path / "next.unfinished", ignore=lambda *_, out=left_out: out)
+        back_up(tmp_path / "data", tmp_path / "next", silent)
+        assert sorted(file.name for file in (tmp_path / "next").iterdir()) == names
+        assert not (tmp_path / "next.unfinished").exists()
+        shutil.rmtree(tmp_path / "next")
+
+
+async def test_a_restore_removes_nothing_that_is_somebody_elses(tmp_path: Path) -> None:
+    filler = Filler(Random(6), tmp_path / "data", 2)
+    await filler.open()
+    await filler.turns(5)
+    await filler.close()
+    back_up(tmp_path / "data", tmp_path / "backup", silent)
+    mine = _with_something(tmp_path / "stuff" / "files-2024", "tax.pdf")
+    with pytest.raises(StartError, match="is not empty"):
+        restore(tmp_path / "backup", tmp_path / "stuff", silent)
+    assert mine.read_text() == "mine"
+    inside = tmp_path / "data" / "files-0001"
+    back_up(tmp_path / "data", inside, silent)
+    with pytest.raises(StartError, match="lie in each other"):
+        restore(inside, tmp_path / "data", silent, replaced=True)
+    restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True)
+    assert content_of(inside) == content_of(tmp_path / "backup")

@@ -40,7 +40,7 @@ CONFIG: Final = (
 )
 GROWTH_MB_MAX: Final = 600
 QUIET_TIMES_MAX: Final = 25
-"""How many times its p99 alone another tenant's may be beside a flood. What is wanted is 3; what was seen is 10 to 16."""
+"""How many times its p99 alone another tenant's may be beside a flood. Wanted are 3; seen were 10 to 16."""
 
 
 @contextlib.contextmanager

@@ -108,6 +108,8 @@ class ProxyConnection:
         except (ClientLeft, trio.TooSlowError, *_BROKEN):
             pass  # The client is gone, or did not even shake hands: there is nobody to tell.
         finally:
+            # What came of a request that has not ended is given back at once.
+            self._buffer.clear()
             with contextlib.suppress(*_BROKEN):
                 await part(self._stream, self._limits.linger_ms, broken=broken)
 
