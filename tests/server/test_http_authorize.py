@@ -11,9 +11,14 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from idemactor.core.commands import Commit
+from idemactor.core.keys import Identity
+from idemactor.core.record import Outcome
+from idemactor.core.replies import Committed
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.source import Answers, Source
 from idemactor.gateway.verify import Scheme, Verify
+from idemactor.server import operations
 from idemactor.server.http_shared import HANGING_UP_MS
 from tests.server.rig import START_MS, TOKENS, running
 from tests.server.test_http_app import Answer, Client, Exchange, bearer
@@ -187,7 +192,7 @@ async def test_a_full_namespace_and_a_full_mailbox(autojump_clock: MockClock) ->
 
 # ------------------------------------------------------------------------------------------------------ stored answers
 
-OUTCOME = {
+OUTCOME: dict[str, Any] = {
     "status": 201,
     "headers": [
         ["Content-Type", "text/plain"],
@@ -198,7 +203,6 @@ OUTCOME = {
         ["Date", "yesterday"],
         ["Transfer-Encoding", "chunked"],
         ["WWW-Authenticate", "Bearer"],
-        ["Etag", "with\ta\x01control"],
     ],
     "body": "order 7",
 }
@@ -212,7 +216,13 @@ async def commit(client: Client, key: str, outcome: dict[str, Any] | None) -> No
 
 async def test_a_stored_answer(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
-        await commit(client, "k", OUTCOME)
+        token = (await client.post("/v1/default/reserve", {"key": "k"})).json["token"]
+        # No door takes this last field; a file of an earlier release, or a gateway, may have stored it all the same.
+        pairs = (*((name, value) for name, value in OUTCOME["headers"]), ("Etag", "with\ta\x01control"))
+        outcome = Outcome(OUTCOME["status"], pairs, OUTCOME["body"].encode())
+        command = Commit(Identity("default", "default", "k"), token, outcome)
+        [answer] = await operations.carry_out(client.rig.context, [command], trio.Event())
+        assert isinstance(answer, Committed)
         key = [("Idempotency-Key", "k")]
         found = await ask(client, "deny=answer&uri=/orders", key, method="POST")
         assert (found.status, found.body, found.headers["content-type"]) == (201, b"order 7", "text/plain")
