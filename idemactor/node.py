@@ -546,7 +546,7 @@ def make_proxy(config: ServerConfig, context: ServerContext) -> ProxyDoor | None
 def make_office(config: ServerConfig, context: ServerContext, worker: int = 0) -> DispatchOffice:
     """The relays and reconcilers of a process; there may be none."""
     shards = RoutedShards(context.router)
-    around = Surroundings(shards, context.bell, context.observer, context.now_ms, random.random)
+    around = Surroundings(shards, context.bell, context.observer, context.now_ms, random.random, context.tracing)
     return DispatchOffice(destinations_of(config.destinations, worker, config.server.workers), around)
 
 

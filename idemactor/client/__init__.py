@@ -73,6 +73,7 @@ from idemactor.client.results import (
     Resolved,
 )
 from idemactor.client.settle import Report
+from idemactor.client.stuck import Stuck, StuckList, Unfetched, Why
 from idemactor.core.delivery import NewEvent, OperationState
 from idemactor.core.policy import Policy
 
@@ -130,14 +131,18 @@ __all__ = [
     "Resolved",
     "ServerNotTrusted",
     "StaleTokenError",
+    "Stuck",
+    "StuckList",
     "TooLarge",
     "Unauthenticated",
     "Unavailable",
     "UncancellableError",
+    "Unfetched",
     "UnknownKeyError",
     "UnknownNamespace",
     "Unreachable",
     "UnsettledError",
+    "Why",
     "binance_client_order_id",
     "bybit_order_link_id",
     "client_order_id",

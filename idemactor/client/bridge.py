@@ -16,6 +16,7 @@ import anyio
 
 from idemactor.client.errors import ClientClosed
 from idemactor.client.eventloop import Future, running
+from idemactor.client.tracing import carry, traceparent
 
 T = TypeVar("T")
 
@@ -65,19 +66,23 @@ class Task(Generic[T]):
     Args:
         work: What to do.
         midway: What ``work`` answers before it is over, if anything: fails with it.
+
+    Made by the thread that asks, in whose trace it is.
     """
 
-    __slots__ = ("_cancelled", "_midway", "_scope", "_work", "over")
+    __slots__ = ("_cancelled", "_midway", "_parent", "_scope", "_work", "over")
 
     def __init__(self, work: Callable[[], Awaitable[T]], midway: Pending[Any] | None) -> None:
         self.over: Pending[T] = Pending()
         self._work = work
         self._midway = midway
+        self._parent = traceparent()
         self._scope: anyio.CancelScope | None = None
         self._cancelled = False
 
     async def run(self) -> None:
         """Do it, in the loop."""
+        carry(self._parent)
         try:
             with anyio.CancelScope() as self._scope:
                 if self._cancelled:

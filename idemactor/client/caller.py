@@ -14,6 +14,7 @@ from idemactor.client.causes import cause_of
 from idemactor.client.errors import ClientClosed, ForkedError, OutOfService, Overloaded, Unreachable
 from idemactor.client.eventloop import running
 from idemactor.client.flight import Channel, Flight
+from idemactor.client.tracing import traceparent
 
 
 class Patience:
@@ -83,6 +84,8 @@ class Caller:
             OutOfService: The time is up.
         """
         self.check()
+        if not flight.own:
+            flight.parent = traceparent()
         now_s = self._now_s
         flight.deadline_s = math.inf if budget_ms is None else now_s() + budget_ms / 1000
         if flight.waits_ms:

@@ -27,7 +27,16 @@ from idemactor.core.commands import Cancel, Command, Watch
 from idemactor.core.keys import Identity, InvalidNamespace, check_namespace
 from idemactor.core.limits import BATCH_OPS_MAX
 from idemactor.core.policy import Policy
-from idemactor.core.queries import FindOperation, IncidentsPage, Inspect, Query, RecordsPage
+from idemactor.core.queries import (
+    FindOperation,
+    IncidentsPage,
+    Inspect,
+    Inspected,
+    ListStuck,
+    Query,
+    RecordsPage,
+    StuckPage,
+)
 from idemactor.core.replies import Unknown
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.observer import NOBODY
@@ -60,6 +69,7 @@ from idemactor.wire.policies import policy_body
 from idemactor.wire.refusals import detail_of, refusal_of
 from idemactor.wire.requests import COMMAND_OPS, Scope, command_from
 from idemactor.wire.rpc_message import Incoming, Request, decode
+from idemactor.wire.stuck import stuck_body, stuck_from
 
 TENANT: Final = "default"
 """Whose keys these are: as without credentials on loopback (contract, section 10)."""
@@ -199,6 +209,8 @@ class Shards:
             return Answer(None, {"result": "pong"})
         if method == "batch":
             return Answer(None, await self._batch(members.get("ops")))
+        if method == "stuck":
+            return Answer(None, await self._stuck(members))
         scope = self._scope(members.pop("namespace", None))
         if method in COMMAND_OPS:
             command = command_from(method, members, scope, Dialect.MSGPACK)
@@ -225,6 +237,22 @@ class Shards:
                 return _told(page, step[1])
             walk.take(page)
         return Answer(None, walk.body())
+
+    async def _stuck(self, members: dict[str, Any]) -> dict[str, object]:
+        """What is stuck; nobody delivers intents to anywhere here."""
+        asked = stuck_from(members, Dialect.MSGPACK)
+        shards = range(len(self._router.shards))
+        names = set(self._policies)
+        if isinstance(self._policies, _Anything):
+            # Any name may be there, those of earlier programs too: shards know what they hold.
+            for shard in shards:
+                answer = await self._ask(shard, Inspect())
+                if isinstance(answer, Inspected):
+                    names.update(name for (_, name), _ in answer.tallies)
+        query = ListStuck(TENANT, tuple(sorted(names)), asked.older_than_ms, asked.limit)
+        pages = [await self._ask(shard, query) for shard in shards]
+        found = [page if isinstance(page, StuckPage) else None for page in pages]
+        return stuck_body(found, asked, self._now_ms(), {})
 
     async def _dispatching(self, method: str, members: dict[str, Any], scope: Scope) -> Answer:
         """Dispatched operations, and the outbox."""

@@ -52,6 +52,8 @@ class Flight:
         places: Where it has a place, or stands in line for one.
         stands_in: The line, or the queue to be sent, that it stands in.
         over: Set with the answer, for who adopted it.
+        own: Nobody's call but the client's: it is no part of anybody's trace.
+        parent: Where its caller's trace stands, a ``traceparent``; None: nowhere.
     """
 
     method: str
@@ -74,6 +76,8 @@ class Flight:
     places: Places | None = None
     stands_in: deque[Flight] | None = None
     over: anyio.Event | None = None
+    own: bool = False
+    parent: str | None = None
 
     def sent(self, now_s: float) -> None:
         """It is handed to whatever carries it."""

@@ -156,7 +156,7 @@ class Keeper:
         claim = self._claim
         given = members(namespace=claim.namespace, key=claim.key, token=claim.token, lease_ms=self._lease.length_ms)
         try:
-            answer = result_of("extend", await self._ask(Flight("extend", given), budget_ms))
+            answer = result_of("extend", await self._ask(Flight("extend", given, own=True), budget_ms))
         except OutOfService:
             return False
         except IdemactorClientError as error:

@@ -19,6 +19,7 @@ from idemactor.client.results import (
     incidents_of,
     page_of,
 )
+from idemactor.client.stuck import StuckList, stuck_of
 
 
 class OperatorCommands(Asking):
@@ -64,6 +65,23 @@ class OperatorCommands(Asking):
             if flight.uncertain:
                 return Acknowledged()
             raise
+
+    async def stuck(
+        self, *, older_than_ms: int | None = None, limit: int | None = None, timeout_ms: int | None = None
+    ) -> StuckList:
+        """What is stuck, for how long, and who holds it, over all namespaces of the client's token.
+
+        Args:
+            older_than_ms: How long something pends or waits to be delivered before it counts; None: a minute. What is
+                in doubt, and incidents, count at once.
+            limit: How many at most; None: 100.
+            timeout_ms: As in ``Client``.
+
+        Raises:
+            Forbidden: The token is no operator's.
+        """
+        asked = members(older_than_ms=older_than_ms, limit=limit)
+        return stuck_of(await self._ask(Flight("stuck", asked), timeout_ms))
 
     async def records(
         self,

@@ -18,7 +18,7 @@ from idemactor.client.alarms import Alarms
 from idemactor.client.errors import IdemactorClientError, Unreachable
 from idemactor.client.eventloop import Future, running
 from idemactor.client.flight import Answer, Flight
-from idemactor.client.protocol import Protocol, encode_body
+from idemactor.client.protocol import Protocol, encode_body, encode_call
 from idemactor.client.results import error_of
 
 WRITE_BYTES: Final = 262_144
@@ -90,7 +90,7 @@ class Pipeline:
         """
         if self._closed is not None:
             return Answer(self._closed)
-        flight.body = flight.body or encode_body(flight.method, flight.params)
+        flight.body = flight.body or encode_call(flight.method, flight.params, flight.parent)
         flight.places = places = self._waiting if flight.waits_ms else self._plain
         if places.free and flight.deadline_s <= self._now_s():
             return None

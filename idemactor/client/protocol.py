@@ -59,6 +59,16 @@ def encode_body(method: str, params: dict[str, Any]) -> bytes:
     return body
 
 
+def encode_call(method: str, params: dict[str, Any], parent: str | None) -> bytes:
+    """As ``encode_body``; ``parent`` goes with it, unless that alone would make it too large."""
+    if parent is None:
+        return encode_body(method, params)
+    try:
+        return encode_body(method, {**params, "traceparent": parent})
+    except TooLarge:
+        return encode_body(method, params)
+
+
 class Protocol(Generic[T]):
     """The calls of one connection, each with whose it is, and their answers."""
 

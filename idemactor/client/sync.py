@@ -155,6 +155,7 @@ class Client:
     resolve = _blocking(aio.Client.resolve)
     forget = _blocking(aio.Client.forget)
     acknowledge = _blocking(aio.Client.acknowledge)
+    stuck = _blocking(aio.Client.stuck)
     policy = _blocking(aio.Client.policy)
     ping = _blocking(aio.Client.ping)
     batch = _blocking(aio.Client.batch)

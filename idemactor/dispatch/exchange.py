@@ -28,10 +28,11 @@ from idemactor.gateway.proxy.headers import (
     readable,
     replayable,
 )
-from idemactor.gateway.proxy.routes import CONNECT_MS_DEFAULT
+from idemactor.gateway.proxy.routes import CONNECT_MS_DEFAULT, Origin
 from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.proxy.verdict import READ_BYTES_MAX
 from idemactor.observability.logs import log_event
+from idemactor.server.tracing import TRACE_FIELDS, Attempt, path_of
 from idemactor.wire.intent_headers import is_ours
 
 BODY_BYTES_MAX: Final = READ_BYTES_MAX
@@ -85,6 +86,22 @@ def delivery_of(taken: TakenIntent, destination: Destination, signer: Signer, au
     signed = signer.headers(taken.operation_id, intent.body, now_ms)
     pairs = (("Host", authority), *own, *marks, *signed)
     return Outgoing("POST", destination.endpoint.of(taken.operation_id), pairs, intent.body)
+
+
+def attempt_of(namespace: str, taken: TakenIntent, origin: Origin, outgoing: Outgoing) -> Attempt:
+    """What a trace tells of a delivery; it belongs to whatever the intent's own fields say."""
+    own = [(name.lower(), value) for name, value in taken.intent.headers]
+    parent = {name: values[0] for name in TRACE_FIELDS if len(values := [v for n, v in own if n == name]) == 1}
+    return Attempt(
+        namespace,
+        taken.operation_id,
+        taken.attempt,
+        f"{origin.scheme}://{origin.authority}",
+        origin.host or origin.unix,
+        origin.port,
+        path_of(outgoing.target),
+        parent,
+    )
 
 
 @functools.lru_cache(_KINDS_OF_INTENTS)

@@ -11,7 +11,7 @@ import logging
 import math
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import trio
@@ -21,16 +21,18 @@ from idemactor.core.queries import TakenIntent
 from idemactor.dispatch import limits
 from idemactor.dispatch.breaker import Breaker, BreakerState
 from idemactor.dispatch.destination import Destination
-from idemactor.dispatch.exchange import Answer, CutOff, delivery_of, exchange
+from idemactor.dispatch.exchange import Answer, CutOff, attempt_of, delivery_of, exchange
 from idemactor.dispatch.judging import Arrived, Moment, Result, health_after, settled
 from idemactor.dispatch.settling import settle
 from idemactor.dispatch.shards import Bell, Shards, given_back
 from idemactor.dispatch.signing import Signer
 from idemactor.dispatch.taking import Taker, query_of
 from idemactor.gateway.proxy.call import Lost, NotSent, Outgoing, Unsendable
+from idemactor.gateway.proxy.headers import without
 from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.observability.logs import log_event
 from idemactor.observability.observer import Observer
+from idemactor.server.tracing import TRACE_FIELDS, Tracing
 
 LAST_WORDS_MS: Final = 1_000
 """How long a relay that is cut off may take to tell what it knows."""
@@ -48,6 +50,7 @@ class Surroundings:
         observer: Who is told.
         now_ms: The shards' clock, milliseconds since the epoch.
         chance: Random numbers, from 0 up to 1.
+        tracing: Follows deliveries on their way; None: nobody does.
     """
 
     shards: Shards
@@ -55,6 +58,7 @@ class Surroundings:
     observer: Observer
     now_ms: Callable[[], int]
     chance: Callable[[], float]
+    tracing: Tracing | None = None
 
 
 class Relay:
@@ -179,11 +183,31 @@ class Relay:
         scope = trio.CancelScope()
         self._scopes.add(scope)
         try:
-            return await exchange(self._upstream, self._made(taken), scope, self._destination.timeout_ms)
+            outgoing = self._made(taken)
+            if self._around.tracing is None:
+                return await self._exchanged(outgoing, scope)
+            return await self._followed(self._around.tracing, taken, outgoing, scope)
         except (NotSent, Lost) as error:
             return error
         finally:
             self._scopes.discard(scope)
+
+    async def _exchanged(self, outgoing: Outgoing, scope: trio.CancelScope) -> Answer:
+        return await exchange(self._upstream, outgoing, scope, self._destination.timeout_ms)
+
+    async def _followed(
+        self, tracing: Tracing, taken: TakenIntent, outgoing: Outgoing, scope: trio.CancelScope
+    ) -> Answer:
+        """The same, as a span; the destination is told where the trace stands."""
+        sent = tracing.delivery(attempt_of(self._namespace, taken, self._destination.endpoint.origin, outgoing))
+        headers = (*without(outgoing.headers, *TRACE_FIELDS), *sent.fields())
+        try:
+            answer = await self._exchanged(replace(outgoing, headers=headers), scope)
+        except BaseException as error:
+            sent.ended(None, type(error).__name__)
+            raise
+        sent.ended(answer.status)
+        return answer
 
     def _made(self, taken: TakenIntent) -> Outgoing:
         authority, now = self._upstream.authority, self._around.now_ms()

@@ -15,8 +15,10 @@ from idemactor.core.commands import Cancel, Command, Watch
 from idemactor.core.keys import Identity
 from idemactor.core.queries import FindOperation
 from idemactor.core.replies import Overloaded, Unavailable, Unknown
+from idemactor.errors import RequestError
 from idemactor.server.context import ServerContext
-from idemactor.server.operations import NOBODY, Asked, ask_shard, carry_out
+from idemactor.server.operations import Asked, ask_shard, carry_out
+from idemactor.server.tracing import Parent
 from idemactor.shard import errands
 from idemactor.shard.mailbox import Answer
 from idemactor.wire.fields import Dialect
@@ -27,25 +29,36 @@ Settled: TypeAlias = tuple[Answer, Command]
 """An answer, and what was asked in the end."""
 
 
-async def operation(context: ServerContext, scope: Scope, operation_id: str, wait_ms: int) -> Settled:
-    """How an operation stands; waits for its end at most ``wait_ms``.
+async def operation(
+    context: ServerContext, scope: Scope, operation_id: str, wait_ms: int, request: Parent | None = None
+) -> Settled:
+    """How an operation stands; waits for its end at most ``wait_ms``. ``request`` is what it is traced as a part of.
 
     Raises:
         RequestError: NOT_FOUND, or why a shard could not answer that may have it.
     """
     identity = await _find(context, scope, operation_id)
-    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event(), NOBODY)
+    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event(), Asked(request=request))
 
 
-async def cancel(context: ServerContext, scope: Scope, operation_id: str, handed_over: trio.Event) -> Settled:
+async def cancel(
+    context: ServerContext, scope: Scope, operation_id: str, handed_over: trio.Event, request: Parent | None = None
+) -> Settled:
     """Take an operation back, see ``Cancel``; ``handed_over`` is set once nothing takes that back any more.
 
     Raises:
         RequestError: As ``operation``.
     """
-    identity = await _find(context, scope, operation_id)
+    try:
+        identity = await _find(context, scope, operation_id)
+    except RequestError as error:
+        # No command comes of it that would be noted on its way, and an operator tried all the same.
+        if scope.operator:
+            note = partial(context.audit.happened, scope.who, "cancel", error.code.value)
+            note(tenant=scope.tenant, namespace=scope.namespace, operation_id=operation_id)
+        raise
     # Whoever dispatched it may take it back, too: that is no operator's doing.
-    asked = Asked(scope.who) if scope.operator else NOBODY
+    asked = Asked(scope.who if scope.operator else None, request)
     return await _settle(context, Cancel(identity, operation_id), handed_over, asked)
 
 

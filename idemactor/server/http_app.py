@@ -227,13 +227,16 @@ class _Views:
         _current().waits = asked[1] > 0
         # Looking changes nothing that could be lost.
         _current().handed_over.set()
-        answer, command = await dispatching.operation(self._context, scope, *asked)
+        answer, command = await dispatching.operation(self._context, scope, *asked, _current().traced)
         return _response(answered(answer, command, is_operator=scope.operator))
 
     async def cancel(self, namespace: str, operation_id: str) -> Response:
         scope = self._scope(namespace, "cancel")
         operation_id = cancel_from(path_members(operation_id, request.args.items(multi=True)), Dialect.JSON)
-        answer, command = await dispatching.cancel(self._context, scope, operation_id, _current().handed_over)
+        current = _current()
+        answer, command = await dispatching.cancel(
+            self._context, scope, operation_id, current.handed_over, current.traced
+        )
         return _response(answered(answer, command, is_operator=scope.operator))
 
     async def poll(self, namespace: str) -> Response:

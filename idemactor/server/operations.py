@@ -31,7 +31,7 @@ from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
-from idemactor.server.tracing import Request
+from idemactor.server.tracing import Parent
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, policy_body
@@ -75,7 +75,7 @@ class Asked:
     """
 
     who: str | None = None
-    request: Request | None = None
+    request: Parent | None = None
 
 
 NOBODY: Final = Asked()
@@ -178,7 +178,7 @@ class Batch:
         """What does not."""
         return [item.error for item in self._items if item.error is not None]
 
-    def envelopes(self, context: ServerContext, replies: Replies, request: Request | None = None) -> list[Envelope]:
+    def envelopes(self, context: ServerContext, replies: Replies, request: Parent | None = None) -> list[Envelope]:
         """The commands, tagged by their order, and traced as a part of ``request``."""
         return _envelopes(context, self.commands, replies, Asked(self.who, request))
 

@@ -22,6 +22,7 @@ from idemactor.server.auth import Principal, unauthenticated
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.server.stuck import stuck
+from idemactor.server.tracing import Called
 from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, waits
 from idemactor.shard.tracing import traced
 from idemactor.wire.answers import body_of, dispatched_body, reserved_body
@@ -39,6 +40,9 @@ from idemactor.wire.requests import (
 )
 
 DOOR: Final = "rpc"
+
+_CUT_OFF: Final = "cut_off"
+"""How a trace ends whose connection ended before its answer was there."""
 
 _NO_MEMBERS: Final = Members((), Dialect.MSGPACK)
 
@@ -139,6 +143,7 @@ class RpcCalls:
         self._batch: list[Envelope] = []
         self._said: list[Frame] = []
         self._held: deque[tuple[object, Any]] = deque()
+        self._traced: Called | None = None
 
     @property
     def known(self) -> bool:
@@ -247,26 +252,43 @@ class RpcCalls:
             self._flush()
 
     def _other(self, one: Incoming) -> None:
-        if isinstance(one, BadRequest):
-            raise InvalidRequest(one.detail)
-        call = _METHODS.get(one.method)
-        if call is None:
-            raise InvalidRequest("unknown method")
-        call(self, one)
+        """What is no command. Its trace ends here, unless what answers it later has taken that over."""
+        method = None if isinstance(one, BadRequest) or one.method not in _METHODS else one.method
+        parent = _parent_of(one)
+        if self._tracing is not None:
+            self._traced = self._tracing.called(method, parent)
+        code: str | None = None
+        try:
+            if isinstance(one, BadRequest):
+                raise InvalidRequest(one.detail)
+            if method is None:
+                raise InvalidRequest("unknown method")
+            _METHODS[method](self, one)
+        except RequestError as error:
+            code = error.code
+            raise
+        finally:
+            traced_call = self._take_trace()
+            if traced_call is not None:
+                traced_call.over(code)
+
+    def _take_trace(self) -> Called | None:
+        """The trace of the call in hand; whoever takes it ends it."""
+        taken, self._traced = self._traced, None
+        return taken
 
     def _command(self, request: Request) -> None:
-        # Where the caller's own trace stands; nobody is refused for saying so to a server that does not trace.
-        parent = request.params.pop("traceparent", None)
+        parent = _parent_of(request)
         if self._tracing is None:
             self._batch.append(self._envelope(request))
             return
         try:
             envelope = self._envelope(request)
         except RequestError as error:
-            self._tracing.rpc_refused(request.method, text_of(parent), error.code)
+            self._tracing.called(request.method, parent).over(error.code)
             raise
         command: Any = envelope.command
-        self._batch.append(traced(envelope, self._tracing.rpc(request.method, text_of(parent), command)))
+        self._batch.append(traced(envelope, self._tracing.rpc(request.method, parent, command)))
 
     def _envelope(self, request: Request) -> Envelope:
         method, params = request.method, request.params
@@ -339,18 +361,20 @@ class RpcCalls:
         self._spawn(request, asked)
 
     def _batched(self, request: Request) -> None:
-        request.params.pop("traceparent", None)
         batch = operations.Batch.read(self._context, self._principal, request.params, Dialect.MSGPACK)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
         count = len(batch.commands)
+        call = self._take_trace()
 
         def finish() -> None:
+            if call is not None:
+                call.over(None)
             self._answer(_Whole(count, False, lambda: (request.msgid, None, batch.body(replies.answers))))
 
         replies = Replies(count, finish)
         self.in_flight += count
-        self._batch.extend(batch.envelopes(self._context, replies))
+        self._batch.extend(batch.envelopes(self._context, replies, call))
         if not count:
             finish()
 
@@ -366,12 +390,18 @@ class RpcCalls:
     def _spawn(self, request: Request, work: Callable[[], Awaitable[Frame]], *, is_waiting: bool = False) -> None:
         """Answer once ``work`` is done, which takes more than one shard, or more than one step."""
         self._count(is_waiting)
+        call = self._take_trace()
 
         async def answer() -> None:
+            code: str | None = _CUT_OFF
             try:
                 frame = await work()
+                code = _code_of(frame)
             except RequestError as error:
-                frame = self._refusal(request.msgid, error)
+                frame, code = self._refusal(request.msgid, error), error.code
+            finally:
+                if call is not None:
+                    call.over(code)
             self._answer(_Whole(1, is_waiting, lambda: frame))
 
         self._link.spawn(answer)
@@ -381,9 +411,10 @@ class RpcCalls:
     def _operation(self, request: Request) -> None:
         scope = self._scope(request)
         operation_id, wait_ms = operation_from(request.params, Dialect.MSGPACK)
+        call = self._traced
 
         async def look() -> Frame:
-            answer, command = await dispatching.operation(self._context, scope, operation_id, wait_ms)
+            answer, command = await dispatching.operation(self._context, scope, operation_id, wait_ms, call)
             return _frame(_Call(request.msgid, command, scope.operator, False), answer)
 
         self._spawn(request, look, is_waiting=wait_ms > 0)
@@ -391,9 +422,10 @@ class RpcCalls:
     def _cancel(self, request: Request) -> None:
         scope = self._scope(request)
         operation_id = cancel_from(request.params, Dialect.MSGPACK)
+        call = self._traced
 
         async def take_back() -> Frame:
-            answer, command = await dispatching.cancel(self._context, scope, operation_id, trio.Event())
+            answer, command = await dispatching.cancel(self._context, scope, operation_id, trio.Event(), call)
             return _frame(_Call(request.msgid, command, scope.operator, False), answer)
 
         self._spawn(request, take_back)
@@ -418,11 +450,16 @@ class RpcCalls:
 
     def _settle(self, request: Request, command: Command, scope: Scope) -> None:
         self.in_flight += 1
-        self._batch.append(Envelope(command, self, _Call(request.msgid, command, scope.operator, False)))
+        envelope = Envelope(command, self, _Call(request.msgid, command, scope.operator, False))
+        call = self._take_trace()
+        self._batch.append(envelope if call is None else traced(envelope, call))
 
     def _scope(self, request: Request) -> Scope:
         namespace = self._namespace(request.params)
-        return self._context.authenticator.scope(self._principal, namespace, request.method)
+        scope = self._context.authenticator.scope(self._principal, namespace, request.method)
+        if self._traced is not None:
+            self._traced.within(scope.namespace)
+        return scope
 
 
 _METHODS: Final[dict[str, Callable[[RpcCalls, Request], None]]] = {
@@ -452,6 +489,16 @@ def _frame(call: _Call, answer: Answer) -> Frame:
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None
     return call.msgid, None, body_of(answer, call.command, operator=call.is_operator, dialect=Dialect.MSGPACK)
+
+
+def _parent_of(one: Incoming) -> str | None:
+    """Takes out where the caller's own trace stands, on a server that does not trace, too."""
+    return text_of(one.params.pop("traceparent", None)) if isinstance(one, Request) else None
+
+
+def _code_of(frame: Frame) -> str | None:
+    """The code of an error; None: there is none."""
+    return None if frame[1] is None else frame[1].partition(":")[0]
 
 
 def _refuse_members(params: dict[str, Any]) -> None:

@@ -37,6 +37,7 @@ from idemactor.core.commands import Command
 from idemactor.core.queries import Query
 from idemactor.observability import logs
 from idemactor.observability.words import snake
+from idemactor.server.tracing import Attempt, Called
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.tracing import Call, Traced, TurnTrace
 from idemactor.wire.refusals import refusal_of
@@ -142,21 +143,31 @@ class Telemetry:
         """A MessagePack-RPC call came."""
         return self._rpc(method, parent, command.identity.namespace)
 
-    def rpc_refused(self, method: str, parent: str | None, code: str) -> None:
-        """A MessagePack-RPC call never reached a shard."""
-        self._rpc(method, parent, None).refused(code)
+    def called(self, method: str | None, parent: str | None) -> Called:
+        """A MessagePack-RPC call came that is no single command, or none yet."""
+        return self._rpc(method, parent, None)
 
-    def _rpc(self, method: str, parent: str | None, namespace: str | None) -> _RpcCall:
-        about: Attributes = {"rpc.system.name": RPC_SYSTEM, "rpc.method": f"{SCOPE}/{method}"}
+    def _rpc(self, method: str | None, parent: str | None, namespace: str | None) -> _RpcCall:
+        # What a client makes up is no name of a span, and no dimension of a metric.
+        name, known = (RPC_SYSTEM, "_OTHER") if method is None else (f"{SCOPE}/{method}",) * 2
+        about: Attributes = {"rpc.system.name": RPC_SYSTEM, "rpc.method": known}
         begun_ns = self.now_ns()
         mine = {} if namespace is None else {"idemactor.namespace": namespace}
         context = _PROPAGATOR.extract({} if parent is None else {"traceparent": parent})
-        span = self._begin(f"{SCOPE}/{method}", SpanKind.SERVER, context, begun_ns, {**about, **mine})
+        span = self._begin(name, SpanKind.SERVER, context, begun_ns, {**about, **mine})
 
         def told(seconds: float, ended: Attributes) -> None:
             self._rpc_seconds.record(seconds, {**about, **ended})
 
-        return _RpcCall(span, begun_ns, told)
+        return _RpcCall(self, span, begun_ns, told)
+
+    def delivery(self, attempt: Attempt) -> Sent:
+        """An intent is sent to its destination: below whatever its own fields say that it belongs to."""
+        about = _sent_to("POST", attempt.origin, attempt.host, attempt.port, attempt.path)
+        about["idemactor.namespace"] = attempt.namespace
+        about["idemactor.operation_id"] = attempt.operation_id
+        about["idemactor.attempt"] = attempt.number
+        return Sent(self.sent(_PROPAGATOR.extract(dict(attempt.parent), Context()), "POST", about))
 
     def crossed(self, parent: str, command: Command | Query) -> Call:
         """A call came from another worker."""
@@ -271,19 +282,34 @@ class _InnerCall(_Spanned):
 class _RpcCall(_Spanned):
     """A call over MessagePack-RPC."""
 
-    def __init__(self, span: Span, begun_ns: int, told: Callable[[float, Attributes], None]) -> None:
+    def __init__(
+        self, telemetry: Telemetry, span: Span, begun_ns: int, told: Callable[[float, Attributes], None]
+    ) -> None:
         super().__init__(span)
+        self._telemetry = telemetry
         self._begun_ns = begun_ns
         self._told = told
+        self._over = False
+
+    def within(self, namespace: str) -> None:
+        """It is about this namespace."""
+        self.span.set_attribute("idemactor.namespace", namespace)
+
+    def command(self, command: Command) -> Call:
+        """One of several commands of it goes to a shard."""
+        return self._telemetry.child(trace.set_span_in_context(self.span), _name(command), command)
 
     def ended(self, answer: Answer) -> None:
         """It is answered."""
         self.span.set_attribute("idemactor.result", _name(answer))
         refusal = refusal_of(answer)
-        self.refused(str(refusal.code) if refusal is not None and refusal.error else None)
+        self.over(str(refusal.code) if refusal is not None and refusal.error else None)
 
-    def refused(self, code: str | None) -> None:
+    def over(self, code: str | None) -> None:
         """It ends, with an error where there is a code."""
+        if self._over:
+            return
+        self._over = True
         ended: Attributes = {} if code is None else {"error.type": code, "rpc.response.status_code": code}
         self.span.set_attributes(ended)
         if code is not None:
@@ -313,9 +339,7 @@ class HttpRequest:
     def upstream(self, method: str, origin: str, host: str, port: int, path: str) -> Sent:
         """It is sent on."""
         known = method if method in _METHODS else "_OTHER"
-        about: Attributes = {"http.request.method": known, "server.address": host, "url.full": f"{origin}{path}"}
-        if port:
-            about["server.port"] = port
+        about = _sent_to(known, origin, host, port, path)
         return Sent(self._telemetry.sent(trace.set_span_in_context(self.span), known, about))
 
     def ended(self, status: int, error: str | None = None) -> None:
@@ -393,6 +417,14 @@ class _Turn:
         for call in self._calls:
             self._telemetry.stretch(call, name, self._at_ns, ended_ns, about, error)
         self._at_ns = ended_ns
+
+
+def _sent_to(method: str, origin: str, host: str, port: int, path: str) -> Attributes:
+    """What says where a request goes (semantic conventions for HTTP spans, "HTTP client span")."""
+    about: Attributes = {"http.request.method": method, "server.address": host, "url.full": f"{origin}{path}"}
+    if port:
+        about["server.port"] = port
+    return about
 
 
 def _name(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 from idemactor.core.commands import Command
@@ -26,11 +27,50 @@ class Sent(Protocol):
         """It is over; ``status`` None: without an answer, for the reason ``error``."""
 
 
-class Request(Protocol):
-    """One HTTP request that is traced."""
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One delivery of an intent, as its trace tells of it.
+
+    Attributes:
+        namespace: Whose intent it is.
+        operation_id: Of the operation; what ``idemactor operation`` is asked with.
+        number: Which attempt this is, from 1.
+        origin: Where to: ``http://host:port``.
+        host: Of it; of a Unix socket the path.
+        port: Of it; 0: none.
+        path: What is asked for there, without a query.
+        parent: The fields of W3C Trace Context that the intent came with, lower-case.
+    """
+
+    namespace: str
+    operation_id: str
+    number: int
+    origin: str
+    host: str
+    port: int
+    path: str
+    parent: Mapping[str, str]
+
+
+class Parent(Protocol):
+    """What commands are traced as parts of."""
 
     def command(self, command: Command) -> Call:
         """A command of it goes to a shard."""
+
+
+class Called(Parent, Call, Protocol):
+    """One MessagePack-RPC call that is traced. Where a single command is all of it, the command's answer ends it."""
+
+    def within(self, namespace: str) -> None:
+        """It is about this namespace, to which its caller has a right."""
+
+    def over(self, code: str | None) -> None:
+        """It is answered, with an error where there is a code. Only the first time counts."""
+
+
+class Request(Parent, Protocol):
+    """One HTTP request that is traced."""
 
     def upstream(self, method: str, origin: str, host: str, port: int, path: str) -> Sent:
         """It is sent on.
@@ -67,8 +107,11 @@ class Tracing(TurnTracer, Protocol):
     def rpc(self, method: str, parent: str | None, command: Command) -> Call:
         """A MessagePack-RPC call came; ``parent`` is its ``traceparent``."""
 
-    def rpc_refused(self, method: str, parent: str | None, code: str) -> None:
-        """A MessagePack-RPC call never reached a shard."""
+    def called(self, method: str | None, parent: str | None) -> Called:
+        """A MessagePack-RPC call came that is no single command, or none yet; ``method`` None: there is none such."""
+
+    def delivery(self, attempt: Attempt) -> Sent:
+        """An intent is sent to its destination."""
 
     def crossed(self, parent: str, command: Command | Query) -> Call:
         """A call came from another worker; ``parent`` is where its trace stands there."""

@@ -100,6 +100,13 @@ _CHALLENGE: Final[Schema] = {
     "schema": {"type": "string"},
 }
 
+_ALLOW: Final[Schema] = {
+    "description": "The methods that the path has (RFC 9110, section 10.2.1).",
+    "required": True,
+    "schema": {"type": "string"},
+}
+_WRONG_METHOD: Final = "MethodNotAllowed"
+
 
 def document(version: str = __version__) -> dict[str, object]:
     """The whole document, OpenAPI 3.1; it names no host: the server is the one that gave it."""
@@ -126,6 +133,7 @@ def document(version: str = __version__) -> dict[str, object]:
         },
         "components": {
             "schemas": components(),
+            "responses": {_WRONG_METHOD: _wrong_method()},
             "securitySchemes": {
                 "bearer": {
                     "type": "http",
@@ -315,13 +323,23 @@ def _successes(by_status: Mapping[int, tuple[str, ...]]) -> Schema:
 def _problems(names: Iterable[str], *, proceeds: bool = False) -> Schema:
     """The refusals of a call by their status. Those of reserve and accept say ``"proceed": false``, all of them.
 
-    The default stands for what no call is about: a wrong method, headers too long, a fault of the server.
+    A path gives its 405 to whatever method it has not: it stands with those that it has. The default stands for what no
+    call is about: headers too long, a fault of the server.
     """
     by_status: dict[int, list[str]] = {}
     for name in names:
         by_status.setdefault(http_status_of_code(code_of(name)), []).append(name)
     told = {str(status): _problem(by_status[status], proceeds=proceeds) for status in sorted(by_status)}
+    told["405"] = {"$ref": f"#/components/responses/{_WRONG_METHOD}"}
     return told | {"default": {"description": "Any other refusal", "content": {MEDIA_TYPE: {"schema": ref("Problem")}}}}
+
+
+def _wrong_method() -> Schema:
+    return {
+        "description": "The path has no such method; OPTIONS is a method like any other",
+        "headers": {"Allow": _ALLOW},
+        "content": {MEDIA_TYPE: {"schema": ref("Problem")}},
+    }
 
 
 def _problem(names: list[str], *, proceeds: bool) -> Schema:

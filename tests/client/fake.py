@@ -232,6 +232,7 @@ class FakeServer:
 
     def _carry_out(self, stream: Pipe, request: Request, connection: Connection) -> list[tuple[Pipe, bytes]]:
         params = dict(request.params)
+        params.pop("traceparent", None)
         if request.method == "ping":
             return [(stream, encode_result(request.msgid, {"result": "pong"}))]
         if request.method == "batch":

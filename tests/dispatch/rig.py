@@ -38,6 +38,7 @@ from idemactor.dispatch.office import DispatchOffice
 from idemactor.dispatch.relay import Surroundings
 from idemactor.gateway.proxy.routes import Origin
 from idemactor.observability.observer import Observer
+from idemactor.server.tracing import Tracing
 from idemactor.shard.mailbox import Answer
 from tests.gateway.proxy.rig import Behaviour, FakeUpstream, Received
 
@@ -342,6 +343,7 @@ async def running(
     seed: int = 0,
     refuses: bool = False,
     keep: FakeShards | None = None,
+    tracing: Tracing | None = None,
 ) -> AsyncIterator[Rig]:
     """An office that runs; what is under way in the end is cut off. ``keep`` are the shards of one before it."""
     fake = keep or FakeShards(shards, recognised=destination.downstream_dedups, bell=FakeBell())
@@ -354,7 +356,7 @@ async def running(
             tries.append(trio.current_time())
             return await upstream.connect(origin)
 
-        around = Surroundings(fake, bell, seen, now_ms, random.Random(seed).random)
+        around = Surroundings(fake, bell, seen, now_ms, random.Random(seed).random, tracing)
         office = DispatchOffice({"orders": destination}, around, connect)
         await nursery.start(office.run)
         yield Rig(office, fake, bell, upstream, seen, tries)

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 import trio
+from opentelemetry.trace import SpanKind, StatusCode
 from trio.testing import MockClock
 
 from idemactor.core.commands import Doubt, Postpone
@@ -19,6 +21,7 @@ from idemactor.dispatch.destination import Retry
 from idemactor.gateway.proxy.routes import SuccessRule
 from tests.dispatch.rig import EPOCH_MS, HOUR_MS, Row, answers, destination, now_ms, running
 from tests.gateway.proxy.rig import Behaviour, Received
+from tests.server.seen import PARENT, TRACE, Seen, about, trace_of
 
 SOFT = SuccessRule("/success", True)
 
@@ -465,3 +468,77 @@ async def test_a_shard_that_is_slow_holds_up_no_other(autojump_clock: MockClock)
         await trio.sleep(0.5)
         assert list(rig.shards.states().values()) == ["succeeded"] * 20 + ["queued"]
         await rig.until_states("succeeded", most_s=10)
+
+
+# ------------------------------------------------------------------------------------------------------------- tracing
+
+
+async def test_each_attempt_is_a_span_that_the_destination_is_told_of(autojump_clock: MockClock) -> None:
+    seen = Seen()
+    statuses = iter([503, 200])
+
+    async def behave(received: Received) -> None:
+        await received.answer(next(statuses), b"{}")
+
+    async with running(destination(), behave, tracing=seen.telemetry) as rig:
+        row = rig.shards.add("secret-key")
+        await rig.until_states("succeeded")
+        told = [received.header("traceparent") for received in rig.requests]
+    first, second = seen.spans
+    for number, span in enumerate((first, second), 1):
+        assert (span.name, span.kind, span.parent) == ("POST", SpanKind.CLIENT, None)
+        assert (
+            about(span).items()
+            >= {
+                "http.request.method": "POST",
+                "server.address": "upstream.test",
+                "server.port": 80,
+                "url.full": "http://upstream.test/orders",
+                "http.response.status_code": (503, 200)[number - 1],
+                "idemactor.namespace": "orders",
+                "idemactor.operation_id": row.operation_id,
+                "idemactor.attempt": number,
+            }.items()
+        )
+        assert span.context is not None
+        assert told[number - 1] == [f"00-{trace_of(span)}-{span.context.span_id:016x}-{span.context.trace_flags:02x}"]
+    assert (about(first)["error.type"], first.status.status_code) == ("503", StatusCode.ERROR)
+    assert "error.type" not in about(second)
+    assert "secret-key" not in "".join(span.to_json() for span in seen.spans)
+
+
+async def test_an_attempt_belongs_to_the_trace_that_its_intent_brought(autojump_clock: MockClock) -> None:
+    seen = Seen()
+    for tracing, expected in ((seen.telemetry, 1), (None, 1)):
+        async with running(destination(), answers(), tracing=tracing) as rig:
+            row = rig.shards.add("a")
+            row.intent = replace(row.intent, headers=(("TraceParent", PARENT), ("tracestate", "a=1")))
+            await rig.until_states("succeeded")
+            [received] = rig.requests
+            [told] = received.header("traceparent")
+            assert len(received.header("tracestate")) == expected
+            assert (told == PARENT) is (tracing is None)
+            assert told.split("-")[1] == TRACE
+    [span] = seen.spans
+    assert span.parent is not None
+    assert f"{span.parent.span_id:016x}" == PARENT.split("-")[2]
+
+
+async def test_an_attempt_that_nobody_answers_is_a_span_that_failed(autojump_clock: MockClock) -> None:
+    seen = Seen()
+
+    async def silent(received: Received) -> None:
+        await trio.sleep_forever()
+
+    async with running(destination(), silent, tracing=seen.telemetry) as rig:
+        rig.shards.add("a")
+        await rig.until_states("in_doubt")
+    [span] = seen.spans
+    assert (about(span)["error.type"], span.status.status_code) == ("TimedOut", StatusCode.ERROR)
+
+
+async def test_without_tracing_nothing_is_told(autojump_clock: MockClock) -> None:
+    async with running(destination(), answers()) as rig:
+        rig.shards.add("a")
+        await rig.until_states("succeeded")
+        assert rig.requests[0].header("traceparent") == []

@@ -18,7 +18,7 @@ from idemactor.core.replies import Forgotten, NothingToForget
 from idemactor.errors import RequestError, StartError
 from idemactor.observability.audit import Audit
 from idemactor.observability.logs import Redact
-from idemactor.server import operations
+from idemactor.server import dispatching, operations
 from idemactor.server.audited import audited
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Envelope
@@ -109,6 +109,29 @@ async def test_what_was_dispatched_and_an_operator_takes_back(
     (line,) = lines(path)
     assert (line["who"], line["op"], line["operation_id"]) == ("night-shift", "cancel", "some-operation")
     assert line["result"] == "IDEMPOTENCY_UNKNOWN_KEY"
+
+
+async def test_an_operator_who_takes_back_what_there_is_not_leaves_a_line(
+    path: Path, audit: Audit, mock_clock: trio.testing.MockClock
+) -> None:
+    unknown = "0190f8f0-0000-7000-8000-000000000000"
+    async with running(mock_clock, tokens=TOKENS) as rig:
+        rig.context.audit = audit
+        for who in ("operator", "caller"):
+            principal = rig.context.authenticator.authenticate(f"{who}-token")
+            scope = rig.context.authenticator.scope(principal, "trade", "cancel")
+            with pytest.raises(RequestError):
+                await dispatching.cancel(rig.context, scope, unknown, trio.Event())
+    (line,) = lines(path)
+    line.pop("at")
+    assert line == {
+        "who": "acme-operator",
+        "op": "cancel",
+        "tenant": "acme",
+        "namespace": "trade",
+        "operation_id": unknown,
+        "result": "IDEMPOTENCY_NOT_FOUND",
+    }
 
 
 def test_a_file_that_was_moved_away_is_made_anew(path: Path, audit: Audit) -> None:

@@ -161,6 +161,77 @@ async def test_a_call_over_rpc(autojump_clock: MockClock, seen: Seen) -> None:
     assert sum(point.count for point in points) == 2
 
 
+async def test_each_call_over_rpc_is_one_span(autojump_clock: MockClock, seen: Seen) -> None:
+    async with rpc.serving(autojump_clock, tracing=seen.telemetry, shards=2) as server:
+        peer = server.connect()
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("ping", {}),
+            ("policy", {"namespace": "default"}),
+            ("shards", {}),
+            ("stuck", {}),
+            ("records", {"namespace": "default"}),
+            ("incidents", {"namespace": "default"}),
+            ("outbox.poll", {"namespace": "default"}),
+        ]
+        for method, members in asked:
+            await peer.call(method, **members, traceparent=PARENT)
+        refused: list[tuple[str, dict[str, Any]]] = [
+            ("policy", {"namespace": "nowhere"}),
+            ("acknowledge", {"namespace": "default", "id": "7"}),
+            ("operation", {"namespace": "default", "operation_id": "0190f8f0-0000-7000-8000-000000000000"}),
+            ("outbox.ack", {"namespace": "default"}),
+            ("secret-method", {}),
+        ]
+        for method, members in refused:
+            await peer.fail(method, **members, traceparent=PARENT)
+    spans = [span for span in seen.spans if span.kind is SpanKind.SERVER]
+    assert {trace_of(span) for span in spans} == {TRACE}
+    good, bad = spans[: len(asked)], spans[len(asked) :]
+    assert [span.name for span in good] == [f"idemactor/{method}" for method, _ in asked]
+    assert all("error.type" not in about(span) for span in good)
+    namespaces = [about(span).get("idemactor.namespace") for span in good]
+    assert namespaces == [members.get("namespace") for _, members in asked]
+    assert [span.name for span in bad] == [f"idemactor/{method}" for method, _ in refused[:-1]] + ["msgpack_rpc"]
+    assert [about(span)["error.type"].removeprefix("IDEMPOTENCY_") for span in bad] == [
+        "UNKNOWN_NAMESPACE",
+        "NOT_FOUND",
+        "NOT_FOUND",
+        "INVALID_REQUEST",
+        "INVALID_REQUEST",
+    ]
+    # A namespace that there is none of is what a client made up.
+    assert "idemactor.namespace" not in about(bad[0])
+    points = seen.metrics()["rpc.server.call.duration"]
+    assert sum(point.count for point in points) == len(spans)
+    assert "_OTHER" in {point.attributes["rpc.method"] for point in points}
+    assert "secret-method" not in "".join(span.to_json() for span in seen.spans)
+
+
+async def test_a_batch_over_rpc_has_a_child_for_each_command(autojump_clock: MockClock, seen: Seen) -> None:
+    ops = [{"op": "reserve", "namespace": "default", "key": f"k{number}"} for number in range(3)]
+    async with rpc.serving(autojump_clock, tracing=seen.telemetry, shards=1) as server:
+        peer = server.connect()
+        await peer.call("batch", ops=[*ops, {"op": "nothing"}], traceparent=PARENT)
+        await peer.call("batch", ops=[])
+        await peer.fail("batch", ops=5)
+    whole, empty, wrong = [span for span in seen.spans if span.name == "idemactor/batch"]
+    assert trace_of(whole) == TRACE
+    assert seen.below(whole) == ["reserve"] * 3
+    assert [seen.below(span) for span in seen.spans if span.name == "reserve"] == [["queue", "decide", "COMMIT"]] * 3
+    assert "error.type" not in {**about(whole), **about(empty)}
+    assert about(wrong)["error.type"] == "IDEMPOTENCY_INVALID_REQUEST"
+
+
+async def test_a_call_whose_connection_ends_is_a_span_that_failed(autojump_clock: MockClock, seen: Seen) -> None:
+    async with rpc.serving(autojump_clock, tracing=seen.telemetry) as server:
+        peer = server.connect()
+        await peer.send(rpc.request(1, "outbox.poll", {"namespace": "default", "wait_ms": 60_000}))
+        await trio.sleep(1)
+        await peer.stream.aclose()
+        await trio.sleep(5)
+        assert about(seen.one("idemactor/outbox.poll"))["error.type"] == "cut_off"
+
+
 async def test_a_server_that_does_not_trace_takes_no_offence(autojump_clock: MockClock) -> None:
     async with rpc.serving(autojump_clock) as server:
         peer = server.connect()

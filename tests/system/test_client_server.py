@@ -32,6 +32,7 @@ from idemactor.client import (
     Unauthenticated,
     UnknownKeyError,
     Unreachable,
+    Why,
     forks,
     sync,
 )
@@ -65,6 +66,17 @@ def own_server(home: Path) -> Server:
 
 async def in_thread(work: Callable[[], object]) -> None:
     await anyio.to_thread.run_sync(work)
+
+
+def test_what_is_stuck_is_told(home: Path, own_server: Server) -> None:
+    with own_server.start(), sync.Client(address_in(home)) as client:
+        held = client.reserve("default", "k", holder="w1")
+        assert isinstance(held, Reserved)
+        client.doubt("default", "k", held.token, reason="no answer")
+        told = client.stuck(older_than_ms=3_600_000, limit=10)
+        [one] = told.stuck
+        assert (one.why, one.key, one.holder, one.reason) == (Why.IN_DOUBT, "k", "w1", "no answer")
+        assert (told.more, told.silent_shards) == (False, ())
 
 
 # ----------------------------------------------------------------------------------------------------- death and return

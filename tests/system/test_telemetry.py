@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from idemactor.client.sync import Client
 from tests.system.process import Server, assert_calm, eventually
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -24,17 +26,23 @@ class Collector:
         spans: As they came.
         metrics: The names of those that came.
         services: What the senders call themselves.
+        parents: The ``traceparent`` of each delivery: it is a destination as well.
     """
 
     def __init__(self) -> None:
         self.spans: list[Any] = []
         self.metrics: set[str] = set()
         self.services: set[str] = set()
+        self.parents: list[str | None] = []
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                collector.take(self.path, self.rfile.read(int(self.headers["content-length"])), dict(self.headers))
+                body = self.rfile.read(int(self.headers["content-length"]))
+                if self.path == "/orders":
+                    collector.parents.append(self.headers["traceparent"])
+                else:
+                    collector.take(self.path, body, dict(self.headers))
                 self.send_response(200)
                 self.end_headers()
 
@@ -101,6 +109,35 @@ def test_what_a_collector_is_sent(home: Path, collector: Collector, workers: int
     assert ("forwarded reserve" in names) == (workers > 1)
     assert "orders" in collector.services
     assert ("worker-1" in collector.services) == (workers > 1)
+
+
+def test_a_trace_goes_through_the_client_the_server_and_the_destination(home: Path, collector: Collector) -> None:
+    config = f"""
+        [telemetry]
+        endpoint = "{collector.endpoint}"
+        [namespaces.orders.dispatch]
+        url = "{collector.endpoint}/orders"
+    """
+    parent = f"00-{TRACE}-{1:016x}-01"
+    span = trace.NonRecordingSpan(
+        trace.SpanContext(int(TRACE, 16), 1, is_remote=False, trace_flags=trace.TraceFlags(1))
+    )
+    with Server(home, config) as server:
+        with Client(server.rpc) as client, trace.use_span(span):
+            client.batch([{"op": "reserve", "namespace": "orders", "key": "a"}])
+            assert list(client.records("orders", contested=True)) == []
+            operation = client.dispatch("orders", "k", b"{}", headers=[("traceparent", parent)])
+        eventually(lambda: collector.parents != [], 20)
+        assert server.terminate() == 0
+    named = {span.name: span for span in collector.spans if span.trace_id.hex() == TRACE}
+    assert {"idemactor/batch", "idemactor/records", "idemactor/dispatch", "POST"} <= named.keys()
+    assert {named[name].parent_span_id.hex() for name in ("idemactor/batch", "idemactor/records", "POST")} == {
+        f"{1:016x}"
+    }
+    assert collector.parents == [f"00-{TRACE}-{named['POST'].span_id.hex()}-01"]
+    told = {attribute.key: attribute.value for attribute in named["POST"].attributes}
+    assert told["idemactor.operation_id"].string_value == operation.operation_id
+    assert_calm(server)
 
 
 def test_a_collector_that_is_away_harms_nobody(home: Path) -> None:

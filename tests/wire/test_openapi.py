@@ -111,6 +111,21 @@ def test_every_code_is_told_somewhere() -> None:
     assert set(DOCUMENT["components"]["schemas"]["Problem"]["properties"]["code"]["enum"]) == set(Code)
 
 
+def test_every_path_tells_of_its_wrong_methods() -> None:
+    gateways = {path for path in DOCUMENT["paths"] if path.endswith(("/authorize", "/verdict"))}
+    assert len(gateways) == 2
+    for path, item in DOCUMENT["paths"].items():
+        for operation in item.values():
+            # What gateways call takes any method there is.
+            told = None if path in gateways else {"$ref": "#/components/responses/MethodNotAllowed"}
+            assert operation["responses"].get("405") == told, path
+    wrong = DOCUMENT["components"]["responses"]["MethodNotAllowed"]
+    assert wrong["headers"]["Allow"]["required"]
+    assert "OPTIONS" in wrong["description"]
+    body = problem(405, Code.METHOD_NOT_ALLOWED, "Method Not Allowed.")
+    validator("components", "responses", "MethodNotAllowed", "content", PROBLEM, "schema").validate(body)
+
+
 def test_headers() -> None:
     for op in COMMAND_OPS:
         path, method = route(op)
@@ -302,6 +317,9 @@ POOL: dict[str, list[object]] = {
         {"status": 200, "body": "a", "body_b64": "AA=="},
         {"status": 200, "headers": [["a", "b"]], "body_b64": "AA=="},
         {"status": 200, "headers": [["a", "b\r\nc"]]},
+        {"status": 200, "headers": [["a", "b\x0bc"]]},
+        {"status": 200, "headers": [["a", "b\tc\x80"]]},
+        {"status": 200, "headers": [["a b", "c"]]},
         {"status": 200, "headers": [["", "b"]]},
         {"status": 200, "headers": [["a"]]},
         {"status": 200, "headers": None, "x": 1},
