@@ -205,7 +205,10 @@ class GuardedH11(H11Protocol):
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:
-                await self.refuse(_refusal_of(error, self.config.h11_max_incomplete_size))
+                refusal = _refusal_of(error, self.config.h11_max_incomplete_size)
+                # Where it was raised is of no use, and a cycle: those frames know the error, and what was read.
+                error.__traceback__ = None
+                await self.refuse(refusal)
                 return
             if event is h11.NEED_DATA or isinstance(event, h11.ConnectionClosed):
                 return

@@ -43,7 +43,9 @@ class Replies:
                 self._missing -= 1
         if not self._missing and not self._done.is_set():
             self._done.set()
-            self._on_complete()
+            # Mostly a function that knows these replies: kept, the two would be a cycle with all that was answered.
+            on_complete, self._on_complete = self._on_complete, _nobody
+            on_complete()
 
     @property
     def complete(self) -> bool:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any
 
+import h11
 import trio
 import trio.testing
 
@@ -135,6 +136,7 @@ async def leaves_nothing_behind(server: Any, client: Any, last: bytes) -> None:
     gc.collect()
     gc.disable()
     try:
+        parsers = _alive(h11.Connection)
         await client.send(last)
         await client.stream.aclose()
         with trio.fail_after(30):
@@ -142,5 +144,11 @@ async def leaves_nothing_behind(server: Any, client: Any, last: bytes) -> None:
                 await trio.testing.wait_all_tasks_blocked(0.01)
         await trio.testing.wait_all_tasks_blocked(0.01)
         assert connection() is None
+        # Of one that was handed over to the framework, too.
+        assert _alive(h11.Connection) == parsers
     finally:
         gc.enable()
+
+
+def _alive(kind: type) -> int:
+    return sum(type(found) is kind for found in gc.get_objects())

@@ -695,8 +695,18 @@ async def test_thousands_of_connections(mock_clock: MockClock) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-async def test_nothing_of_a_closed_connection_waits_for_the_collector(mock_clock: MockClock) -> None:
+@pytest.mark.parametrize(
+    "last",
+    [
+        b"POST /v1/default/commit HTTP/1.1\r\n",
+        GET,
+        b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 90000\r\n\r\n" + bytes(50_000),
+        b"\x00\r\n\r\n",
+    ],
+    ids=["half a head", "answered", "half a body", "garbage"],
+)
+async def test_nothing_of_a_closed_connection_waits_for_the_collector(last: bytes, mock_clock: MockClock) -> None:
     async with serving(mock_clock) as server:
         client = server.connect()
         await trio.testing.wait_all_tasks_blocked(0.01)
-        await leaves_nothing_behind(server, client, b"POST /v1/default/commit HTTP/1.1\r\n")
+        await leaves_nothing_behind(server, client, last)

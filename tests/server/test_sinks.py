@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import trio
 import trio.testing
 
@@ -51,3 +53,22 @@ async def test_whoever_is_cancelled_has_left() -> None:
     assert replies.closed
     replies.deliver([(0, Unknown())])
     assert replies.answers == [Unknown()]
+
+
+def test_complete_replies_are_no_cycle_with_whoever_asked() -> None:
+    def ask() -> None:
+        replies = Replies(1, lambda: seen.append(len(replies.answers)))
+        replies.deliver([(0, Unknown())])
+
+    def alive() -> int:
+        return sum(type(found) is Replies for found in gc.get_objects())
+
+    seen: list[int] = []
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        ask()
+        assert (seen, alive()) == ([1], before)
+    finally:
+        gc.enable()
