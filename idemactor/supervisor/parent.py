@@ -234,10 +234,11 @@ class _Supervisor:
                 code = self._reaped(worker.child)
                 if code is not None:
                     self._give_up(code)
+        # Not only where ``watch`` begins: we may be stopped before that, with all of them.
+        self._looked_ms = _now_ms()
 
     def watch(self, given: Inheritance) -> int:
         """Start again what dies or hangs, until a signal says to stop, and then stop it all; returns the exit code."""
-        self._looked_ms = _now_ms()
         with contextlib.suppress(_Stopped):
             while True:
                 self._sleep(self._next_look_s())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,29 @@ def test_a_supervisor_that_was_away_blames_nobody(now: list[int]) -> None:
     supervisor._look_after(10_000)
     assert not killed
     assert manager.beats == 1
+
+
+def test_a_supervisor_that_was_away_before_it_began_to_watch_blames_nobody(
+    now: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = _with_workers(_Listening(), now)
+    rounds = iter([False, True])
+
+    def sleep(_timeout_s: float | None) -> None:
+        if next(rounds):
+            raise _Stopped
+
+    for name, double in (
+        ("_sleep", sleep),
+        ("_hear", lambda _: None),
+        ("_bury", lambda _: None),
+        ("_stop", lambda _: 0),
+    ):
+        monkeypatch.setattr(supervisor, name, double)
+    now[0] += 3_600_000
+    given: Any = SimpleNamespace(config=ServerConfig())
+    assert supervisor.watch(given) == 0
+    assert not killed
 
 
 def test_a_worker_that_never_becomes_ready_is_given_its_time_and_no_more(now: list[int]) -> None:
