@@ -91,15 +91,16 @@ DESCRIPTORS_KEPT: Final = 64
 DESCRIPTORS_PER_SHARD: Final = 5
 """A shard's database, WAL and shared memory, its lock, and one for the moment of a recovery."""
 
-GC_THRESHOLDS: Final = (2_000, 2_500, 100)
-"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next. The first is
-how much is looked at in one go, which is a pause for everybody: a millisecond, where 100,000 were 50."""
+GC_THRESHOLDS: Final = (2_000, 100, 2_500)
+"""When Python looks for cycles: new objects, and how many rounds of each generation make one of the next. Each look
+is a pause for everybody, as long as there is to look at: a millisecond for the first (``lane.YOUNG_COMMANDS_MAX`` sees
+to it where as many objects go as come), some for the second, and the third, at all there is, hardly ever comes."""
 
 SWITCH_S: Final = 0.0005
 """How long the loop may keep Python to itself while a thread waits for it, seconds. What runs in threads waits for the
 disk and needs Python for microseconds in between, each time with a shard waiting behind it; the default is 5 ms."""
 
-SHARED_COMMANDS_MAX: Final = 32
+SHARED_COMMANDS_MAX: Final = 64
 """The most commands of a turn of all shards together, where several tenants are heard and the disk takes no time."""
 SHARED_BATCH_MIN: Final = 8
 """Of each shard at least, however many there are."""

@@ -62,11 +62,17 @@ from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 BATCH_COMMANDS_MAX: Final = 1_024
 """The most commands that share one transaction."""
 
+HURRIED_SHARE: Final = 3
+HURRIED_BATCH_MIN: Final = 5
+"""A turn is a third of what it is else while several tenants are served, but no less than so many commands, as long as
+somebody who asks for little is there beside somebody who asks for more than can be done."""
+
 SHARED_WRITE_MS: Final = 2
 SHARED_WRITES_MAX: Final = 5
 """While several tenants are served nobody may wait for a large turn of another's commands. But each turn waits until it
-is written: for every so many milliseconds of the latest one's wait it takes as many commands again, up to so many times
-as many, and so is about as long as what it waits for anyway."""
+is written: for every so many milliseconds of the latest sync it takes as many commands again, up to so many times as
+many, and so is about as long as what it waits for anyway. Not for those of the latest write: in it all other turns had
+theirs, and turns would grow with each other."""
 
 SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
@@ -187,7 +193,6 @@ class Shard:
         self._settings = settings
         self._bell = bell or Bell()
         self._company = company or Company()
-        self._write_s = 0.0
         self._sequencer = sequencer or Sequencer(clock.now_us)
         self._mailbox = Mailbox(settings.mailbox_max, settings.queue_ms)
         self._last_token = 0
@@ -199,6 +204,7 @@ class Shard:
         self._fenced = False
         self._closing = False
         self._impatient = False
+        self._put_off = False
         self._used_at = clock.now_ms()
         self._asleep = Inspected((), None, 0, 0)
         if isinstance(opened, StorageError):
@@ -210,7 +216,10 @@ class Shard:
 
     def submit(self, envelopes: Sequence[Envelope]) -> list[Envelope]:
         """Put commands into the mailbox, in order; returns those that there was no room for."""
-        return self._mailbox.put(envelopes)
+        refused = self._mailbox.put(envelopes)
+        if self._mailbox.pressing:
+            self._company.press(self.number)
+        return refused
 
     @property
     def queue_depth(self) -> int:
@@ -250,12 +259,17 @@ class Shard:
                 nursery.start_soon(self._mailbox.run_timer)
                 while not self._closing or len(self._mailbox) or self._waiting():
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
+                    if self._company.pressed and not self._mailbox.pressing:
+                        await self._company.give_way()
                     await self._turn()
+                    if not self._mailbox.pressing:
+                        self._company.relax(self.number)
                     self._alarms.step_over()
                     self.turns += 1
                 nursery.cancel_scope.cancel()
         finally:
             self._ledger = None
+            self._company.relax(self.number)
             self._alarms.stop()
             with trio.CancelScope(shield=True):
                 await self._let_go()
@@ -328,8 +342,11 @@ class Shard:
         """The most commands of this turn."""
         if not self._company.shared:
             return self._settings.batch_max
-        writes = min(1 + int(self._write_s * _MS_PER_S / SHARED_WRITE_MS), SHARED_WRITES_MAX)
-        return min(self._settings.shared_batch_max * writes, self._settings.batch_max)
+        writes = min(1 + int(self._engine.last_sync_s * _MS_PER_S / SHARED_WRITE_MS), SHARED_WRITES_MAX)
+        piece = self._settings.shared_batch_max
+        if self._company.hurried:
+            piece = max(min(HURRIED_BATCH_MIN, piece), piece // HURRIED_SHARE)
+        return min(piece * writes, self._settings.batch_max)
 
     async def _recall(self, ledger: Ledger[Envelope], turn: _Turn) -> bool:
         """Bring the outbox into memory: a part of opening, and what fails there is tried again later and later."""
@@ -439,7 +456,7 @@ class Shard:
         if turn.trace is not None:
             turn.trace.written(len(turn.envelopes), None if batch.empty else self._engine.last_sync_s)
         if not batch.empty:
-            seconds = self._write_s = time.perf_counter() - started
+            seconds = time.perf_counter() - started
             self._observer.batch_written(self.number, len(turn.envelopes), seconds, self._engine.last_sync_s)
             self._alarms.note(work)
         if turn.due:
@@ -518,6 +535,11 @@ class Shard:
         """After a good turn: do what no answer waits for, and leave memory if nobody has needed this shard for long."""
         if len(turn.envelopes) > len(turn.queries) or any(type(q) not in BYSTANDERS for _, q in turn.queries):
             self._used_at = turn.now
+        if self._company.pressed and not self._put_off:
+            # Once only: the journal must not grow for as long as somebody is in a hurry.
+            self._put_off = True
+            return
+        self._put_off = False
         try:
             await self._engine.maintain()
             self._reload_backoff.reset()

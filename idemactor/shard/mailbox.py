@@ -163,6 +163,9 @@ class Mailbox:
         size_max: How many envelopes of one tenant may wait.
         queue_ms: How long an envelope of an overloaded tenant may wait, milliseconds.
         now: The time, seconds.
+
+    Attributes:
+        pressing: Whether something waits of somebody of whom nothing waited, beside much of somebody else.
     """
 
     def __init__(
@@ -175,6 +178,7 @@ class Mailbox:
         self._lines: dict[str, _Line] = {}
         self._in_lines = 0
         self._overloads: dict[str, _Overload] = {}
+        self.pressing = False
         self._size_max = size_max
         self._queue_s = queue_ms / _MS_PER_S
         self._now = now
@@ -208,6 +212,7 @@ class Mailbox:
         """The next envelopes, at most ``limit``."""
         queue = self._queue
         if not self._lines and len(queue) <= limit:
+            self.pressing = False
             taken = list(queue)
             queue.clear()
             return taken
@@ -249,6 +254,8 @@ class Mailbox:
             if overload is None:
                 self._overloads[tenant] = _Overload(now, bound)
             return False
+        if tenant and not line and len(self._lines) > 1:
+            self.pressing = True
         line.add(envelope, now)
         self._in_lines += 1
         return True
@@ -256,6 +263,7 @@ class Mailbox:
     def _take_turns(self, limit: int, now: float) -> list[Envelope]:
         """As many from each line as long as there are any: who asks for little is not held up by who asks for much."""
         taken: list[Envelope] = []
+        self.pressing = False
         while self._lines and len(taken) < limit:
             share = max(1, (limit - len(taken)) // len(self._lines))
             for tenant in list(self._lines)[: limit - len(taken)]:

@@ -399,23 +399,28 @@ async def test_a_connection_that_speaks_for_somebody_else_stands_in_the_others_l
             assert changing.got == b"lqz"
 
 
+class Watched(Lane):
+    """A lane that counts what each look brings."""
+
+    def __init__(self, company: Company) -> None:
+        super().__init__(nowhere, company)
+        self.looked: list[list[object]] = []
+
+    def _look(self, started: float) -> Mapping[str, float]:
+        self.looked.append([])
+        return super()._look(started)
+
+
 async def test_where_tenants_share_reads_and_looks_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, company, reads = 0.0, Company(), list[int]()
+    now, company = 0.0, Company()
     monkeypatch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
-    lane = Lane(nowhere, company)
-    looks = 0
+    lane = Watched(company)
 
     class Slow(Reader):
         def received(self, data: bytes) -> None:
             nonlocal now
-            reads.append(len(data))
+            lane.looked[-1].append(len(data))
             now += SHARED_LOOK_MS_MAX / 1_000
-
-    async def count() -> None:
-        nonlocal looks
-        while True:
-            looks += 1
-            await trio.lowlevel.checkpoint()
 
     with contextlib.ExitStack() as stack:
         far = []
@@ -423,22 +428,49 @@ async def test_where_tenants_share_reads_and_looks_are_small(monkeypatch: pytest
             ours, theirs = stack.enter_context(pair())
             lane.watch(ours.fileno(), Slow(lane))
             far.append(theirs)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(count)
-            async with reading(lane):
-                for shared, most in ((False, READ_BYTES), (True, SHARED_READ_BYTES)):
-                    if shared:
-                        company.heard("a")
-                        company.heard("b")
-                    for theirs in far:
-                        theirs.send(b"x" * most)
-                    reads.clear()
-                    looks = 0
-                    while len(reads) < len(far):
-                        await trio.lowlevel.checkpoint()
-                    assert reads == [most] * len(far)
-                    assert (looks >= len(far) // 2) is shared
-            nursery.cancel_scope.cancel()
+        async with reading(lane):
+            for shared, most in ((False, READ_BYTES), (True, SHARED_READ_BYTES)):
+                if shared:
+                    company.heard("a")
+                    company.heard("b")
+                for theirs in far:
+                    theirs.send(b"x" * most)
+                lane.looked.clear()
+                while sum(map(len, lane.looked)) < len(far):
+                    await trio.lowlevel.checkpoint()
+                looks = [found for found in lane.looked if found]
+                assert [size for found in looks for size in found] == [most] * len(far)
+                assert max(map(len, looks)) == (1 if shared else LOOK_MS_MAX)
+
+
+async def test_while_a_shard_is_pressed_each_tenant_is_read_once_in_a_look() -> None:
+    company = Company()
+    lane = Watched(company)
+
+    class Heard(Reader):
+        def received(self, data: bytes) -> None:
+            super().received(data)
+            lane.looked[-1].append(self.whose)
+
+    with contextlib.ExitStack() as stack:
+        far = []
+        for tenant in ["loud"] * 8 + ["quiet"]:
+            ours, theirs = stack.enter_context(pair())
+            reader = Heard(lane)
+            reader.whose = tenant
+            lane.watch(ours.fileno(), reader)
+            far.append(theirs)
+        async with reading(lane):
+            for pressed in (False, True):
+                if pressed:
+                    company.press(0)
+                lane.looked.clear()
+                for theirs in far:
+                    theirs.send(b"x")
+                while sum(map(len, lane.looked)) < len(far):
+                    await trio.lowlevel.checkpoint()
+                first = next(filter(None, lane.looked))
+                assert sorted(map(str, first)) == (["loud", "quiet"] if pressed else ["loud"] * 8 + ["quiet"])
 
 
 async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

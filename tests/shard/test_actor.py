@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+
+import pytest
 import trio
 
 from idemactor.core.commands import Accept, Get, Release, Reserve
-from idemactor.core.keys import Identity
+from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.queries import (
     Acknowledge,
     Acknowledged,
@@ -31,9 +35,10 @@ from idemactor.core.replies import (
     Unavailable,
     Unknown,
 )
-from idemactor.shard.actor import SHARED_WRITE_MS, SHARED_WRITES_MAX, ShardSettings
-from idemactor.shard.company import ALONE_AFTER_S
-from idemactor.storage.memory import MemoryDisk
+from idemactor.shard.actor import HURRIED_BATCH_MIN, HURRIED_SHARE, SHARED_WRITE_MS, SHARED_WRITES_MAX, ShardSettings
+from idemactor.shard.company import ALONE_AFTER_S, GIVE_WAY_S
+from idemactor.storage.base import Batch
+from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from tests.shard.harness import NAMESPACE, START_MS, TENANT, commit, identity, on_mock_time, reserve, running, slow
 
 ALL = ListRecords(TENANT, NAMESPACE, None, None, None, 0, 100)
@@ -137,13 +142,96 @@ async def test_where_tenants_share_a_batch_is_as_long_as_what_it_waits_for() -> 
         other = Reserve(Identity("other", NAMESPACE, "k"))
         for waits, most in ((0.0, 10), (0.9, 10), (2.5, 30), (1_000.0, 10 * SHARED_WRITES_MAX)):
             rig.watch.batches.clear()
-            rig.shard._write_s = waits * SHARED_WRITE_MS / 1_000
+            rig.shard._engine.last_sync_s = waits * SHARED_WRITE_MS / 1_000
             await rig.all(other, *(reserve(f"{waits}-{number}") for number in range(99)))
+            assert rig.watch.batches[0] == most
+        rig.shard._engine.last_sync_s = 0.0
+        for shared_max, most in ((3, 3), (10, HURRIED_BATCH_MIN), (30, 30 // HURRIED_SHARE)):
+            # Somebody who asks for little was there lately.
+            rig.router.company.press(7)
+            rig.router.company.relax(7)
+            rig.shard._settings = replace(settings, shared_batch_max=shared_max)
+            rig.watch.batches.clear()
+            await rig.all(other, *(reserve(f"hurried-{shared_max}-{number}") for number in range(99)))
             assert rig.watch.batches[0] == most
         await trio.sleep(ALONE_AFTER_S + 1)
         rig.watch.batches.clear()
         await rig.all(*(reserve(f"again-{number}") for number in range(100)))
         assert rig.watch.batches == [100]
+
+
+def keys_of_shard(shard: int, tenant: str, count: int) -> list[Reserve]:
+    """Commands for one of two shards."""
+    names = (Identity(tenant, NAMESPACE, f"{tenant}-{number}") for number in itertools.count())
+    mine = (name for name in names if shard_of(identity_hash(name), 2) == shard)
+    return [Reserve(name) for name in itertools.islice(mine, count)]
+
+
+@on_mock_time
+async def test_while_a_shard_has_to_answer_who_asks_for_little_the_others_begin_no_turn() -> None:
+    begun: list[tuple[int, float]] = []
+
+    def disk(number: int) -> MemoryDisk:
+        async def commit(_batch: Batch) -> None:
+            begun.append((number, trio.current_time()))
+            await trio.sleep(GIVE_WAY_S / 5)
+
+        return MemoryDisk(before_commit=commit)
+
+    settings = ShardSettings(batch_max=100, shared_batch_max=2)
+    async with running(disk(0), disk(1), settings=settings) as rig:
+        loud = rig.send(*keys_of_shard(0, "loud", 100), *keys_of_shard(1, "loud", 100), Reserve(identity("other")))
+        # Amid a write of each.
+        await trio.sleep(GIVE_WAY_S * 1.1)
+        for each in keys_of_shard(0, "quiet", 5):
+            begun.clear()
+            [quiet] = rig.send(each)
+            await quiet.wait()
+            # What was under way comes to its end; then it is the quiet one's turn, and nobody else's beside it.
+            assert {number for number, at in begun if at < (quiet.answered_at or 0)} == {0}
+            await trio.sleep(GIVE_WAY_S * 1.1)
+            assert 1 in dict(begun)
+        for call in loud:
+            await call.wait()
+
+
+@on_mock_time
+async def test_a_shard_that_gives_way_for_ever_gets_on_all_the_same() -> None:
+    settings = ShardSettings(batch_max=100, shared_batch_max=2)
+    async with running(settings=settings) as rig:
+        rig.router.company.press(7)
+        calls = await rig.all(
+            Reserve(Identity("other", NAMESPACE, "k")), *(reserve(f"k{number}") for number in range(39))
+        )
+        assert all(call.got(Reserved) for call in calls)
+        assert trio.current_time() < 21 * GIVE_WAY_S
+
+
+@on_mock_time
+async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_hurry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    maintained: list[float] = []
+
+    async def maintain(_engine: MemoryEngine) -> None:
+        maintained.append(trio.current_time())
+
+    monkeypatch.setattr(MemoryEngine, "maintain", maintain)
+    async with running() as rig:
+        for pressed, expected in ((False, 4), (True, 2)):
+            if pressed:
+                rig.router.company.press(7)
+            maintained.clear()
+            for number in range(4):
+                await rig.one(reserve(f"{pressed}-{number}"), Reserved)
+            assert len(maintained) == expected
+
+
+@on_mock_time
+async def test_what_was_pressed_is_no_more_once_it_ends() -> None:
+    async with running() as rig:
+        rig.router.company.press(0)
+    assert not rig.router.company.pressed
 
 
 @on_mock_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from idemactor.shard.company import ALONE_AFTER_S, Company
+from idemactor.shard.company import ALONE_AFTER_S, GIVE_WAY_S, HURRY_S, Company
 from tests.shard.harness import on_mock_time
 
 
@@ -34,3 +34,49 @@ async def test_two_share_until_only_one_was_heard_for_long() -> None:
     assert not company.shared
     company.heard("b")
     assert company.shared
+
+
+@on_mock_time
+async def test_who_gives_way_goes_on_once_no_shard_is_pressed() -> None:
+    company = Company()
+    company.press(0)
+    company.press(1)
+    company.press(1)
+    came: list[float] = []
+
+    async def give_way() -> None:
+        await company.give_way()
+        came.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        started = trio.current_time()
+        nursery.start_soon(give_way)
+        await trio.sleep(GIVE_WAY_S / 4)
+        company.relax(1)
+        company.relax(1)
+        assert company.pressed
+        await trio.sleep(GIVE_WAY_S / 4)
+        company.relax(0)
+        assert not company.pressed
+    assert came == [started + GIVE_WAY_S / 2]
+
+
+@on_mock_time
+async def test_somebody_in_a_hurry_is_remembered_for_a_while() -> None:
+    company = Company()
+    assert not company.hurried
+    company.press(0)
+    company.relax(0)
+    await trio.sleep(HURRY_S / 2)
+    assert company.hurried
+    await trio.sleep(HURRY_S / 2)
+    assert not company.hurried
+
+
+@on_mock_time
+async def test_who_gives_way_does_so_for_a_moment_only() -> None:
+    company = Company()
+    company.press(0)
+    started = trio.current_time()
+    await company.give_way()
+    assert trio.current_time() == started + GIVE_WAY_S

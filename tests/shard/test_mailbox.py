@@ -153,6 +153,29 @@ def test_where_more_waits_than_a_turn_takes_tenants_take_turns() -> None:
     assert tags(box.take(5)) == [("quiet", 0), ("loud", 0)]
 
 
+def test_who_asks_for_little_beside_who_asks_for_much_presses_until_it_is_taken() -> None:
+    box = still(1_000)
+    box.put(of("loud", 500))
+    assert not box.pressing
+    box.take(10)
+    box.put(of("loud", 5))
+    # The server's own questions are nobody's.
+    box.put([Envelope(Inspect(), Call(Inspect()), None)])
+    assert not box.pressing
+    box.put(of("quiet", 1))
+    assert box.pressing
+    assert ("quiet", 0) in tags(box.take(10))
+    assert not box.pressing
+
+
+def test_nobody_presses_where_a_turn_takes_all_that_waits() -> None:
+    box = still(1_000)
+    box.put(of("loud", 5))
+    box.put(of("quiet", 1))
+    assert not box.pressing
+    assert len(box.take(10)) == 6
+
+
 def test_more_tenants_than_a_turn_takes_all_have_their_turn() -> None:
     box = still(100)
     names = [f"t{number}" for number in range(7)]
