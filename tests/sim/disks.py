@@ -344,6 +344,17 @@ class Storage:
         for shard, end in ends.items():
             self.journals[worker_of(shard, workers)].dropped[shard] = end
 
+    def settle(self) -> None:
+        """What journals hold beside the files comes into these, as the next start would bring it.
+
+        Where writing behind failed after the last answer, nobody has asked since, and nothing was due.
+        """
+        for worker, journal in enumerate(self.journals):
+            for shard, disk in enumerate(self.disks):
+                if worker_of(shard, len(self.journals)) == worker:
+                    for row, batch in journal.of(shard, disk.journal_seq):
+                        disk.apply(replace(batch, journal_seq=row.seq))
+
     def mend(self) -> None:
         """Nothing goes wrong any more."""
         for disk in self.disks:

@@ -61,6 +61,11 @@ def test_no_seed_breaks_a_promise_about_what_several_workers_dispatch(chunk: ran
         assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
 
 
+@pytest.mark.parametrize("seed", [9_305])
+def test_a_seed_that_once_found_something_is_clean(seed: int) -> None:
+    assert not verdict(run_world(seed))
+
+
 @pytest.mark.parametrize("name", PLANTED | PLANTED_STORAGE)
 def test_a_planted_mistake_is_found(name: str) -> None:
     parts = (PLANTED | PLANTED_STORAGE)[name]()

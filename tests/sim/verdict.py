@@ -31,7 +31,7 @@ def verdict(world: World) -> list[str]:
         linearizable.check(history, stored.end(world)) + drained.check(world) + quota.check(world.resting, world.disks)
     )
     for disk in world.disks:
-        found += tallies.differences(disk)
+        found += disk.partings + tallies.differences(disk)
     return found + (verdict_on_dispatch(world) if world.dispatching else [])
 
 

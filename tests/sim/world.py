@@ -430,4 +430,5 @@ def run_world(
         for module, name, value in limits:
             patched.enter_context(mock.patch.object(module, name, value))
         trio.run(world.live, clock=MockClock(autojump_threshold=0))
+    storage.settle()
     return world
