@@ -360,6 +360,9 @@ async def ask_all(context: ServerContext, query: Query, within_ms: int) -> list[
     with trio.move_on_after(within_ms / _MS_PER_S):
         for reply in replies:
             await reply.wait()
+    for reply in replies:
+        # A shard that has not begun with it need not.
+        reply.closed = not reply.complete
     return [reply.answers[0] if reply.complete else None for reply in replies]
 
 

@@ -55,7 +55,7 @@ from idemactor.shard.backoff import BACKOFF_MS_MIN, Backoff
 from idemactor.shard.bell import Bell
 from idemactor.shard.broom import Broom
 from idemactor.shard.company import Company
-from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, Mailbox, Sink
+from idemactor.shard.mailbox import LISTINGS, OVERLOADED_RETRY_MS, Answer, Envelope, Mailbox, Sink
 from idemactor.shard.tracing import TurnTrace, TurnTracer
 from idemactor.storage.base import Batch, CommitResult, Engine, Opened
 
@@ -141,6 +141,16 @@ class _Turn:
     acknowledged: set[int] = field(default_factory=set)
     trace: TurnTrace | None = None
     taken: dict[int, Taken] = field(default_factory=dict)
+    forgets: bool = False
+    put_off: bool = False
+    answered: set[int] | None = None
+
+    @property
+    def left(self) -> list[Envelope]:
+        """What was not answered. Of commands that is all of them until the turn's write is durable, and then none."""
+        if self.answered is None:
+            return self.envelopes
+        return [envelope for envelope, _ in self.queries if id(envelope) not in self.answered]
 
 
 class Shard:
@@ -285,7 +295,7 @@ class Shard:
 
     def _sleep_ms(self) -> int:
         """Until the one armed alarm: the earliest of everything that time may bring."""
-        if self._closing:
+        if self._closing or self._put_off:
             return 0
         now = self._clock.now_ms()
         if self._ledger is not None and not self._ledger.outbox.recalled:
@@ -316,6 +326,7 @@ class Shard:
             self._observer.overloaded(len(late))
             self._hand_out((envelope, Overloaded(OVERLOADED_RETRY_MS)) for envelope in late)
         turn = _Turn(self._clock.now_ms(), self._mailbox.take(self._batch_max()))
+        turn.put_off, self._put_off = self._put_off, False
         ledger = self._ledger or await self._bring_back(turn)
         if ledger is None:
             return
@@ -328,13 +339,13 @@ class Shard:
             if turn.trace is not None:
                 turn.trace.decided()
             await self._write(ledger, turn)
-            answers = await self._answers(ledger, turn)
+            self._answer_commands(turn)
+            await self._answer_queries(ledger, turn)
         except _Fenced:
             self._stop_for_good(turn)
         except Exception as error:  # Whatever broke: no answer may leave, and memory is not to be trusted.
             self._drop(turn, error)
         else:
-            self._hand_out(answers)
             self._bell.announce(self.number, ledger.outbox)
             await self._rest(ledger, turn)
 
@@ -426,6 +437,7 @@ class Shard:
     async def _write(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """The one write of the turn. Returns only when everything that was decided is durable."""
         work = turn.work = ledger.finish()
+        turn.forgets = bool(work.deletes or work.emptied) and any(type(e.command) is Forget for e in turn.envelopes)
         batch = Batch(
             now_ms=max(turn.now, work.covers_ms),
             last_token=ledger.last_token,
@@ -439,8 +451,7 @@ class Shard:
             events=work.events,
             acked=work.acked,
             emptied=work.emptied,
-            forgets=bool(work.deletes or work.emptied)
-            and any(type(envelope.command) is Forget for envelope in turn.envelopes),
+            forgets=turn.forgets,
         )
         started = time.perf_counter()
         result = await (self._engine.confirm() if batch.empty else self._engine.commit(batch))
@@ -477,16 +488,25 @@ class Shard:
 
     # -------------------------------------------------------------------------------------------------------- answers
 
-    async def _answers(self, ledger: Ledger[Envelope], turn: _Turn) -> list[tuple[Envelope, Answer]]:
-        """The answers of a turn whose write is durable; what operators list is read now, behind the same gate."""
-        answers: list[tuple[Envelope, Answer]] = list(turn.work.replies)
-        if answers:
+    def _answer_commands(self, turn: _Turn) -> None:
+        """The write of a turn is durable; whatever fails from here on, nobody of these is answered again."""
+        if turn.work.replies:
             self._observer.decided(self.number, _results(turn.work.replies), turn.work.rule_changes)
         if turn.work.troubles:
             self._observer.troubled(self.number, turn.work.troubles, turn.work.untold)
+        self._hand_out(turn.work.replies)
+
+    async def _answer_queries(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
+        """What operators list is read now, behind the same gate, and after the answers to all others have left."""
+        answered = turn.answered = set()
         for envelope, query in turn.queries:
-            answers.append((envelope, await self._look_up(ledger, turn, envelope, query)))
-        return answers
+            if type(query) in LISTINGS:
+                await trio.lowlevel.checkpoint()
+                if envelope.closed:
+                    continue
+            answer = await self._look_up(ledger, turn, envelope, query)
+            self._hand_out([(envelope, answer)])
+            answered.add(id(envelope))
 
     async def _look_up(self, ledger: Ledger[Envelope], turn: _Turn, envelope: Envelope, query: Query) -> Finding:
         match query:
@@ -535,11 +555,10 @@ class Shard:
         """After a good turn: do what no answer waits for, and leave memory if nobody has needed this shard for long."""
         if len(turn.envelopes) > len(turn.queries) or any(type(q) not in BYSTANDERS for _, q in turn.queries):
             self._used_at = turn.now
-        if self._company.pressed and not self._put_off:
+        if self._company.pressed and not turn.put_off and not turn.forgets:
             # Once only: the journal must not grow for as long as somebody is in a hurry.
             self._put_off = True
             return
-        self._put_off = False
         try:
             await self._engine.maintain()
             self._reload_backoff.reset()
@@ -571,9 +590,10 @@ class Shard:
             self._alarms.lost_batch(turn.now)
         self._spoilt = True
         self._alarms.forget()
-        concerned = {id(e): e for e in turn.envelopes}
+        concerned = {id(e): e for e in turn.left}
         if ledger is not None:
-            concerned.update((id(e), e) for e, _ in ledger.finish().replies)
+            if turn.answered is None:
+                concerned.update((id(e), e) for e, _ in ledger.finish().replies)
             concerned.update((id(e), e) for e in ledger.abandon())
         self._observer.batch_failed(self.number, len(concerned), error)
         self._refuse(concerned.values())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,16 @@ import trio
 
 from idemactor.core import limits
 from idemactor.core.commands import Accept, Command, Commit, Dispatch, Doubt, Extend, Get, Release, Reserve, Watch
-from idemactor.core.queries import Acknowledge, Finding, FindOperation, ListIncidents, ListRecords, Query, Take
+from idemactor.core.queries import (
+    Acknowledge,
+    Finding,
+    FindOperation,
+    ListIncidents,
+    ListRecords,
+    ListStuck,
+    Query,
+    Take,
+)
 from idemactor.core.replies import Reply
 from idemactor.shard.timer import Timer
 
@@ -27,7 +37,13 @@ MEASURED_SHARE: Final = 0.25
 BOUND_MIN: Final = 64
 """How many of an overloaded tenant may wait in any case, however slow the shard was lately."""
 
-_BEGINNINGS: Final = frozenset({Reserve, Accept, Dispatch, Get})
+LISTINGS: Final = frozenset({ListRecords, ListIncidents, ListStuck})
+"""What reads thousands of rows, where a command reads one."""
+
+LISTINGS_MAX: Final = 1
+"""How many of these a turn takes of each tenant."""
+
+_BEGINNINGS: Final = frozenset({Reserve, Accept, Dispatch, Get, FindOperation, *LISTINGS})
 """What may be refused for having waited, or because others have: nothing was begun, and asking again costs nothing."""
 
 _ENDINGS: Final = frozenset({Commit, Release, Extend, Doubt})
@@ -72,7 +88,7 @@ def waits(command: Command | Query) -> bool:
 def tenant_of(envelope: Envelope) -> str:
     """Whose line it stands in; what no tenant asks, the server's own questions, has one to itself."""
     command = envelope.command
-    if isinstance(command, ListRecords | ListIncidents | Acknowledge | Take | FindOperation):
+    if isinstance(command, ListRecords | ListIncidents | ListStuck | Acknowledge | Take | FindOperation):
         return command.tenant or ""
     return "" if isinstance(command, Query) else command.identity.tenant
 
@@ -80,9 +96,10 @@ def tenant_of(envelope: Envelope) -> str:
 class _Line:
     """What waits of one tenant, in order, and since when."""
 
-    __slots__ = ("_arrivals", "_spared", "_waiting")
+    __slots__ = ("_arrivals", "_listings", "_spared", "_waiting")
 
     def __init__(self) -> None:
+        self._listings = 0
         self._waiting: deque[Envelope] = deque()
         self._spared: deque[Envelope] = deque()
         # (time, how many came then), as many as wait but for what was spared.
@@ -100,9 +117,26 @@ class _Line:
         count = self._arrivals.pop()[1] if self._arrivals and self._arrivals[-1][0] == now else 0
         self._arrivals.append((now, count + 1))
         self._waiting.append(envelope)
+        self._listings += type(envelope.command) in LISTINGS
 
     def take(self, limit: int) -> list[Envelope]:
-        """The first, at most ``limit``."""
+        """The first, at most ``limit``, and no more than up to the first listing beyond ``LISTINGS_MAX``."""
+        if self._listings > LISTINGS_MAX:
+            limit = self._before_too_many(limit)
+        taken = self._take(limit)
+        if self._listings:
+            self._listings -= _listings_in(taken)
+        return taken
+
+    def _before_too_many(self, limit: int) -> int:
+        found = 0
+        for count, envelope in enumerate(itertools.islice(self, limit)):
+            found += type(envelope.command) in LISTINGS
+            if found > LISTINGS_MAX:
+                return count
+        return limit
+
+    def _take(self, limit: int) -> list[Envelope]:
         spared = [self._spared.popleft() for _ in range(min(limit, len(self._spared)))]
         return [*spared, *self._pop(min(limit - len(spared), len(self._waiting)))]
 
@@ -112,6 +146,7 @@ class _Line:
         while self._arrivals and self._arrivals[0][0] < came_before:
             for envelope in self._pop(self._arrivals[0][1]):
                 (refused if type(envelope.command) in _BEGINNINGS else self._spared).append(envelope)
+        self._listings -= _listings_in(refused)
         return refused
 
     def _pop(self, count: int) -> list[Envelope]:
@@ -122,6 +157,10 @@ class _Line:
                 self._arrivals.appendleft((came_at, several - left))
             left -= min(several, left)
         return [self._waiting.popleft() for _ in range(count)]
+
+
+def _listings_in(envelopes: Sequence[Envelope]) -> int:
+    return sum(type(envelope.command) in LISTINGS for envelope in envelopes)
 
 
 @dataclass(slots=True)
@@ -179,6 +218,7 @@ class Mailbox:
         self._in_lines = 0
         self._overloads: dict[str, _Overload] = {}
         self.pressing = False
+        self._listings = 0
         self._size_max = size_max
         self._queue_s = queue_ms / _MS_PER_S
         self._now = now
@@ -200,6 +240,9 @@ class Mailbox:
         refused: list[Envelope] = []
         if not self._lines and not self._overloads and len(self._queue) + len(envelopes) <= self._size_max:
             self._queue.extend(envelopes)
+            if len(envelopes) == 1:
+                # A question comes alone.
+                self._listings += type(envelopes[0].command) in LISTINGS
         else:
             now = self._now()
             self._sort(now)
@@ -211,8 +254,9 @@ class Mailbox:
     def take(self, limit: int) -> list[Envelope]:
         """The next envelopes, at most ``limit``."""
         queue = self._queue
-        if not self._lines and len(queue) <= limit:
+        if not self._lines and len(queue) <= limit and self._listings <= LISTINGS_MAX:
             self.pressing = False
+            self._listings = 0
             taken = list(queue)
             queue.clear()
             return taken
@@ -239,6 +283,7 @@ class Mailbox:
             self._line_of(tenant_of(envelope)).add(envelope, now)
         self._in_lines += len(self._queue)
         self._queue.clear()
+        self._listings = 0
 
     def _line_of(self, tenant: str) -> _Line:
         line = self._lines.get(tenant)
@@ -263,6 +308,7 @@ class Mailbox:
     def _take_turns(self, limit: int, now: float) -> list[Envelope]:
         """As many from each line as long as there are any: who asks for little is not held up by who asks for much."""
         taken: list[Envelope] = []
+        had_theirs: dict[str, _Line] = {}
         self.pressing = False
         while self._lines and len(taken) < limit:
             share = max(1, (limit - len(taken)) // len(self._lines))
@@ -271,11 +317,13 @@ class Mailbox:
                 mine = line.take(share)
                 taken.extend(mine)
                 if line:
-                    self._lines[tenant] = line
+                    # What comes next is a listing too many for this turn, or there was no room for more.
+                    (had_theirs if len(mine) < share else self._lines)[tenant] = line
                     if self._overloads and tenant in self._overloads:
                         self._overloads[tenant].count(len(mine), now, self._queue_s, self._size_max)
                 else:
                     self._overloads.pop(tenant, None)
+        self._lines.update(had_theirs)
         self._in_lines -= len(taken)
         return taken
 

@@ -112,6 +112,9 @@ class Router:
 
     def ask(self, shard: int, envelope: Envelope) -> None:
         """Send a query to one shard."""
+        tenant = tenant_of(envelope)
+        if tenant and tenant != self.company.latest:
+            self.company.heard(tenant)
         if self._closing:
             self._overloaded([envelope])
         else:
