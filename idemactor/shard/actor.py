@@ -377,6 +377,8 @@ class Shard:
 
     async def _decide(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """Bring into memory what is asked about, then let the ledger decide it all in order."""
+        # For the whole turn: who is told to go without the key being in memory would be told that nobody holds it.
+        impatient = self._impatient
         ledger.begin(turn.now)
         commands: list[tuple[Envelope, Command]] = []
         for envelope in turn.envelopes:
@@ -387,7 +389,7 @@ class Shard:
                 commands.append((envelope, cast("Command", command)))
         identities = [command.identity for _, command in commands]
         if ledger.waiting:
-            identities.extend(ledger.timing_out(limits.TOKEN_MAX if self._impatient else turn.now))
+            identities.extend(ledger.timing_out(limits.TOKEN_MAX if impatient else turn.now))
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
         ledger.absorb(await self._load(ledger, identities, turn))
         await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))
@@ -399,7 +401,7 @@ class Shard:
             if type(query) is Take:
                 turn.taken[id(envelope)] = await taking.take(self._engine, ledger, query, turn.now)
         if ledger.waiting:
-            ledger.time_out(everyone=self._impatient)
+            ledger.time_out(everyone=impatient)
 
     async def _load(
         self, ledger: Ledger[Envelope], identities: list[Identity], turn: _Turn

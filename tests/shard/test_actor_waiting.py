@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 import trio
 
 from idemactor.core import ledger
 from idemactor.core.commands import Doubt, Extend, Release
 from idemactor.core.fingerprint import Fingerprint
+from idemactor.core.keys import Identity
 from idemactor.core.ledger import Ledger
+from idemactor.core.record import Entry
 from idemactor.core.replies import (
     Committed,
     Completed,
@@ -25,7 +28,7 @@ from idemactor.core.replies import (
 from idemactor.shard.actor import Shard
 from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Opened
-from idemactor.storage.memory import MemoryDisk
+from idemactor.storage.memory import MemoryDisk, MemoryEngine
 from tests.shard.harness import START_MS, Call, commit, identity, on_mock_time, reserve, running, slow
 
 
@@ -40,6 +43,30 @@ async def test_a_waiter_is_answered_in_flight_at_the_end_of_its_wait() -> None:
         assert in_flight.retry_after_ms == 55_000
         assert in_flight.lease_expires_at == held.lease_expires_at
         assert rig.disk.commits == 1
+
+
+@on_mock_time
+async def test_who_waits_is_not_let_in_by_a_stop_amid_a_turn_that_does_not_know_the_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    load = MemoryEngine.load
+
+    async def slowly(engine: MemoryEngine, identities: list[Identity]) -> dict[Identity, Entry]:
+        await trio.sleep(1)
+        return await load(engine, identities)
+
+    async with running() as rig:
+        await rig.one(reserve("k", lease_ms=60_000), Reserved)
+        (waiter,) = rig.send(reserve("k", wait_ms=50_000))
+        await trio.sleep(1)
+        monkeypatch.setattr(MemoryEngine, "load", slowly)
+        (other,) = rig.send(reserve("other"))
+        await trio.sleep(0.5)
+        rig.shard.stop_waiting()
+        await waiter.wait()
+        waiter.got(InFlight)
+        await other.wait()
+        other.got(Reserved)
 
 
 @on_mock_time

@@ -61,7 +61,7 @@ def test_no_seed_breaks_a_promise_about_what_several_workers_dispatch(chunk: ran
         assert not found, f"replay with: SIM_SEED={seed} make sim\n" + "\n".join(found[:10])
 
 
-@pytest.mark.parametrize("seed", [9_305])
+@pytest.mark.parametrize("seed", [9_305, 20_139])
 def test_a_seed_that_once_found_something_is_clean(seed: int) -> None:
     assert not verdict(run_world(seed))
 
