@@ -65,6 +65,29 @@ def test_one_after_the_other(data: Path, tmp_path: Path) -> None:
     assert (came["entries"], came["shards"]) == (0, 3)
 
 
+def test_a_backup_is_of_the_servers_directory(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is named, else what the server is told, else its default; the report says which one it was."""
+    DataDirectory.open(tmp_path / "configured", 3).close()
+    DataDirectory.open(tmp_path / "environment", 5).close()
+    config = tmp_path / "c.toml"
+    config.write_text(f'[server]\ndata_dir = "{tmp_path / "configured"}"\n')
+    monkeypatch.chdir(tmp_path)
+    for number, (arguments, environment, source, shards) in enumerate(
+        (
+            (["--config", str(config)], {}, "configured", 3),
+            (["--config", str(config), "--data-dir", "data"], {}, "data", 2),
+            ([], {}, "data", 2),
+            ([], {"IDEMACTOR_SERVER__DATA_DIR": "environment"}, "environment", 5),
+        )
+    ):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        told = json.loads(invoke("backup", f"b{number}", *arguments, "--json").stdout)
+        assert (told["source"], len(told["shards"])) == (str(tmp_path / source), shards)
+        assert f"shards of {tmp_path / source}, " in invoke("backup", f"again{number}", *arguments).stdout
+    assert data.is_dir()
+
+
 def test_people_are_told_in_words(data: Path, tmp_path: Path) -> None:
     assert "2 shards" in invoke("backup", str(tmp_path / "b"), "--data-dir", str(data)).stdout
     lines = invoke("restore", str(tmp_path / "b"), str(data), "--replace").stdout
