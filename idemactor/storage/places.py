@@ -43,7 +43,7 @@ def _mount_of(path: Path) -> str:
     descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
-    except FileNotFoundError:
+    except OSError:  # No /proc, or one that shows less.
         return ""
     finally:
         os.close(descriptor)
