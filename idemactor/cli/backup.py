@@ -9,8 +9,10 @@ import click
 
 from idemactor.cli.audited import audited
 from idemactor.cli.tools import (
+    DATA_DIR_DEFAULT,
     DIRECTORY,
     config_option,
+    directory_of,
     epilog,
     json_option,
     keys_of,
@@ -20,16 +22,20 @@ from idemactor.cli.tools import (
     working,
 )
 
-DATA_DIR_DEFAULT: Final = Path("data")
 _EXAMPLE: Final = 'idemactor backup --data-dir /var/lib/idemactor "/backup/idemactor-$(date +%F)"'
 
 
 @click.command(epilog=epilog(_EXAMPLE))
 @click.argument("target", metavar="DEST", type=DIRECTORY)
-@click.option("--data-dir", type=DIRECTORY, default=DATA_DIR_DEFAULT, show_default=True, help="What is backed up.")
+@click.option(
+    "--data-dir",
+    type=DIRECTORY,
+    metavar="DIR",
+    help=f"What is backed up; the configuration's, else {DATA_DIR_DEFAULT}. Name it where a flag tells the server.",
+)
 @config_option
 @json_option
-def backup(target: Path, data_dir: Path, config_path: Path | None, as_json: bool) -> None:
+def backup(target: Path, data_dir: Path | None, config_path: Path | None, as_json: bool) -> None:
     """Copy a data directory to the new directory DEST, while the server runs or not.
 
     What was acknowledged before it began is in it. DEST is there once it is whole, and not before.
@@ -38,12 +44,15 @@ def backup(target: Path, data_dir: Path, config_path: Path | None, as_json: bool
     from idemactor.storage.backups import back_up
 
     with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "backup", data_dir):
-        copied = back_up(data_dir, target, progress, keys_of(server_settings(config_path)))
+        server = server_settings(config_path)
+        source = directory_of(data_dir, server)
+        copied = back_up(source, target, progress, keys_of(server))
     shards = [members(shard) for shard in copied.shards]
-    told = {"target": str(target), "taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}
+    places = {"source": str(source), "target": str(target)}
+    told = places | {"taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}
     size = sum(shard.file_bytes for shard in copied.shards)
     lines = [
-        f"{target}: {len(shards)} shards, {size} bytes, with all that was acknowledged before it began:",
+        f"{target}: {len(shards)} shards of {source}, {size} bytes, with all that was acknowledged before it began:",
         f"  {moment(copied.taken_ms, now_ms())}",
     ]
     report(as_json, told, lines)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from idemactor.cli.tools import DIRECTORY, config_option, epilog, keys_of, membe
 from idemactor.errors import StartError
 
 _EXAMPLE: Final = "idemactor export /backup/idemactor-2026-11-30 --output everything.jsonl"
+_NO_NAMELESS: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
+"""What a file system or a kernel says that has no O_TMPFILE: see open(2)."""
 
 
 @click.command(epilog=epilog(_EXAMPLE))
@@ -57,12 +60,65 @@ def _destination(data_dir: Path, output: Path | None) -> Iterator[BinaryIO]:
     if output is None:
         yield sys.stdout.buffer
         return
+    from idemactor.storage.sqlite_create import sync_path
+
     _refuse_place(data_dir, output)
     if output.exists():
         # What is no file has no name to take, and is not made anew.
         with open(os.open(output, os.O_WRONLY | os.O_NOCTTY | os.O_CLOEXEC), "wb") as stream:
             yield stream
         return
+    directory = os.open(output.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        nameless = _nameless(directory)
+        with _named_at_the_end(output) if nameless is None else _given_a_name(nameless, directory, output) as file:
+            yield file
+    finally:
+        os.close(directory)
+    # Where one may write and not read, the name is as durable as the file system makes it by itself.
+    with contextlib.suppress(PermissionError):
+        sync_path(output.parent)
+
+
+def _nameless(directory: int) -> int | None:
+    """A new file that has no name yet, and that nobody else may read; None where that cannot be.
+
+    It goes with its process, however that ends: what was encrypted and is written in clear is left nowhere.
+    """
+    try:
+        descriptor = os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=directory)
+    except OSError as error:
+        if error.errno in _NO_NAMELESS:
+            return None
+        raise
+    if os.path.exists(_name_of(descriptor)):
+        return descriptor
+    # Without /proc it could get no name in the end.
+    os.close(descriptor)
+    return None
+
+
+def _name_of(descriptor: int) -> str:
+    return f"/proc/self/fd/{descriptor}"
+
+
+@contextlib.contextmanager
+def _given_a_name(descriptor: int, directory: int, output: Path) -> Iterator[BinaryIO]:
+    """The file without a name, which gets that of ``output`` once it is whole."""
+    with open(descriptor, "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(descriptor)
+        try:
+            # With a descriptor of the directory it is linkat(2), which follows the link: link(2) does not.
+            os.link(_name_of(descriptor), output.name, dst_dir_fd=directory, follow_symlinks=True)
+        except FileExistsError as error:
+            raise _overtaken(output) from error
+
+
+@contextlib.contextmanager
+def _named_at_the_end(output: Path) -> Iterator[BinaryIO]:
+    """A file that is called otherwise until it is whole. A process that is killed leaves it behind."""
     # Nobody else has this name, and nobody else may read it.
     descriptor, name = tempfile.mkstemp(prefix=f"{output.name}.unfinished-", dir=output.parent)
     scratch = Path(name)
@@ -72,11 +128,15 @@ def _destination(data_dir: Path, output: Path | None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(descriptor)
         if os.path.lexists(output):
-            raise StartError(f"{output} came to be there meanwhile; name a new file")
+            raise _overtaken(output)
         os.rename(scratch, output)
     except BaseException:
         scratch.unlink(missing_ok=True)
         raise
+
+
+def _overtaken(output: Path) -> StartError:
+    return StartError(f"{output} came to be there meanwhile; name a new file")
 
 
 def _refuse_place(data_dir: Path, output: Path) -> None:

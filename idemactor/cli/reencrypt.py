@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from idemactor.cli.audited import audited
-from idemactor.cli.tools import epilog, json_option, keys_of, report, server_settings, working
+from idemactor.cli.tools import DIRECTORY, directory_of, epilog, json_option, keys_of, report, server_settings, working
 from idemactor.errors import StartError, StorageError
 
 if TYPE_CHECKING:
-    from idemactor.config import ServerSection
     from idemactor.storage.directory import DataDirectory
     from idemactor.storage.sealing import Keyring
 
 _EXAMPLE: Final = """\
-systemctl stop 'idemactor*' && idemactor reencrypt --config /etc/idemactor.toml
+systemctl stop 'idemactor*' && idemactor reencrypt --config /etc/idemactor.toml --data-dir /var/lib/idemactor
 (take the old key out of the file) && systemctl start idemactor"""
 
 
@@ -30,27 +29,34 @@ systemctl stop 'idemactor*' && idemactor reencrypt --config /etc/idemactor.toml
     metavar="FILE",
     help="The server's configuration: the new key stands first, the old one after it.",
 )
+@click.option(
+    "--data-dir",
+    type=DIRECTORY,
+    metavar="DIR",
+    help="What is encrypted anew; the configuration's. Name it where a flag tells the server.",
+)
 @json_option
-def reencrypt(config_path: Path, as_json: bool) -> None:
+def reencrypt(config_path: Path, data_dir: Path | None, as_json: bool) -> None:
     """Encrypt everything in the data directory with the first key, while no server runs.
 
     Run it once more after it was interrupted: it goes on where it was. The files of before that a reshard, an import
     or a restore kept aside are left as they are.
     """
-    with working(as_json=as_json, config_path=config_path), audited(config_path, "reencrypt", None):
+    with working(as_json=as_json, config_path=config_path), audited(config_path, "reencrypt", data_dir):
         server = server_settings(config_path)
         keys = keys_of(server)
         if server is None or keys is None:
             raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
-        written, brought_in = _reencrypt(server, keys)
+        path = directory_of(data_dir, server)
+        written, brought_in = _reencrypt(path, keys)
     lines = [
-        f"{server.data_dir}: rows encrypted anew: {written}, and batches that the journal alone had: {brought_in};"
+        f"{path}: rows encrypted anew: {written}, and batches that the journal alone had: {brought_in};"
         " only the first key is needed from now on"
     ]
-    report(as_json, {"written": written, "brought_in": brought_in}, lines)
+    report(as_json, {"data_dir": str(path), "written": written, "brought_in": brought_in}, lines)
 
 
-def _reencrypt(server: ServerSection, keys: Keyring) -> tuple[int, int]:
+def _reencrypt(path: Path, keys: Keyring) -> tuple[int, int]:
     """How many rows were written, and how many batches opening brought in from the journal, encrypted anew as well."""
     import trio
 
@@ -58,7 +64,7 @@ def _reencrypt(server: ServerSection, keys: Keyring) -> tuple[int, int]:
     from idemactor.storage.resealing import only_in_journal
     from idemactor.storage.resharding import own
 
-    with own(server.data_dir) as directory:
+    with own(path) as directory:
         with explained(directory.path):
             brought_in = only_in_journal(directory.meta.home(directory.path), directory.meta)
         return trio.run(_all_files, directory, keys), brought_in

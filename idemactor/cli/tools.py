@@ -29,6 +29,8 @@ SHOWN_EVERY_S: Final = 0.1
 
 EXITS: Final = (Exit.DONE, Exit.UNEXPECTED, Exit.USAGE, Exit.DAMAGED)
 DIRECTORY: Final = click.Path(path_type=Path)
+DATA_DIR_DEFAULT: Final = Path("data")
+"""The server's own, where nothing says another one."""
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON.")
 
 
@@ -67,6 +69,16 @@ def _counts_alone(variable: str) -> bool:
 
 def _has_settings(path: Path | None) -> bool:
     return path is not None or any(variable.startswith(_SETTINGS) for variable in os.environ)
+
+
+def directory_of(named: Path | None, server: ServerSection | None) -> Path:
+    """The data directory that is meant: the one that is named, else the server's, else the server's default.
+
+    Absolute, so that a report says which one it was.
+    """
+    if named is not None:
+        return named.absolute()
+    return (DATA_DIR_DEFAULT if server is None else server.data_dir).absolute()
 
 
 def keys_of(server: ServerSection | None) -> Keyring | None:

@@ -32,7 +32,7 @@ from idemactor.storage.layout import (
     write_meta,
     write_whole,
 )
-from idemactor.storage.places import holds_data, locked, refuse_overlap, refuse_strangers
+from idemactor.storage.places import holds_data, is_mount_point, locked, refuse_overlap, refuse_strangers
 from idemactor.storage.progress import Progress
 from idemactor.storage.schema import SELECT_META
 from idemactor.storage.sealing import Keyring
@@ -114,6 +114,10 @@ def _refuse_target(source: Path, target: Path) -> None:
         raise StartError(f"{target} is a symbolic link, whose place the backup would take; name a new directory")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise StartError(f"{target} is there already; name a new directory")
+    if target.exists() and is_mount_point(target):
+        raise StartError(f"{target} is a mount point, whose place no directory can take; name a new one inside of it")
+    if target.exists() and target.samefile(os.curdir):
+        raise StartError(f"{target} is the directory this runs in, whose place the backup would take; name a new one")
     refuse_overlap(source, target)
 
 

@@ -30,6 +30,26 @@ def refuse_overlap(read: Path, written: Path) -> None:
             raise StartError(f"{inner} is inside of {outer}; name a directory that is not")
 
 
+def is_mount_point(path: Path) -> bool:
+    """Whether something is mounted at ``path``, which exists: no other directory can take its place.
+
+    ``os.path.ismount`` takes a part of the same file system that is mounted there (``mount --bind``) for a directory.
+    """
+    return os.path.ismount(path) or _mount_of(path) != _mount_of(path.resolve().parent)
+
+
+def _mount_of(path: Path) -> str:
+    """The number of the mount that a path is in, see proc_pid_fdinfo(5); empty where the kernel tells none."""
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        told = Path(f"/proc/self/fdinfo/{descriptor}").read_text()
+    except OSError:  # No /proc, or one that shows less.
+        return ""
+    finally:
+        os.close(descriptor)
+    return next((line for line in told.splitlines() if line.startswith("mnt_id:")), "")
+
+
 def holds_data(path: Path) -> bool:
     """Whether there are files of a data directory in ``path``, that count or counted once."""
     return (

@@ -97,8 +97,26 @@ def test_what_the_journal_alone_had_is_told_as_well(tmp_path: Path, before: Sequ
     fill(tmp_path / "running", before, kept_as=tmp_path / "data")
     config = configured(tmp_path / "data", (NEW, *before))
     result = CliRunner().invoke(main, ["reencrypt", "--config", str(config), "--json"])
-    assert json.loads(result.output) == {"written": 0, "brought_in": 1}
+    assert json.loads(result.output) == {
+        "data_dir": str(tmp_path / "data"),
+        "written": 0,
+        "brought_in": 1,
+    }
     has_everything(tmp_path / "data", (NEW,))
+
+
+def test_a_directory_that_is_named_is_meant_and_not_the_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A unit that says serve --data-dir leaves the configuration with another one, or with none."""
+    for path in (tmp_path / "named", tmp_path / "data"):
+        fill(path, ())
+    config = configured(tmp_path / "data", (NEW,))
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(main, ["reencrypt", "--config", str(config), "--data-dir", "named"])
+    assert (result.exit_code, result.output.startswith(f"{tmp_path / 'named'}: ")) == (0, True), result.output
+    holding = {file.parent.name for file in tmp_path.glob("*/*") if SECRET in file.read_bytes()}
+    assert holding == {"data"}
 
 
 def test_without_the_old_key_it_says_so_and_changes_nothing(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
+import errno
 import json
 import os
 import pty
@@ -20,6 +21,7 @@ from typing import Any
 import click
 import pytest
 
+from idemactor.cli import export as export_module
 from idemactor.cli import interrupts, reencrypt
 from idemactor.cli import main as main_module
 from idemactor.cli.exits import MEANINGS, Exit
@@ -61,6 +63,29 @@ def test_one_after_the_other(data: Path, tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     came = json.loads(invoke("import", str(tmp_path / "n"), str(file), "--json").stdout)
     assert (came["entries"], came["shards"]) == (0, 3)
+
+
+def test_a_backup_is_of_the_servers_directory(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that is named, else what the server is told, else its default; the report says which one it was."""
+    DataDirectory.open(tmp_path / "configured", 3).close()
+    DataDirectory.open(tmp_path / "environment", 5).close()
+    config = tmp_path / "c.toml"
+    config.write_text(f'[server]\ndata_dir = "{tmp_path / "configured"}"\n')
+    monkeypatch.chdir(tmp_path)
+    for number, (arguments, environment, source, shards) in enumerate(
+        (
+            (["--config", str(config)], {}, "configured", 3),
+            (["--config", str(config), "--data-dir", "data"], {}, "data", 2),
+            ([], {}, "data", 2),
+            ([], {"IDEMACTOR_SERVER__DATA_DIR": "environment"}, "environment", 5),
+        )
+    ):
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        told = json.loads(invoke("backup", f"b{number}", *arguments, "--json").stdout)
+        assert (told["source"], len(told["shards"])) == (str(tmp_path / source), shards)
+        assert f"shards of {tmp_path / source}, " in invoke("backup", f"again{number}", *arguments).stdout
+    assert data.is_dir()
 
 
 def test_people_are_told_in_words(data: Path, tmp_path: Path) -> None:
@@ -357,6 +382,74 @@ def test_an_export_takes_nobodys_place(data: Path, tmp_path: Path) -> None:
     assert all((tmp_path / name).is_symlink() for name in ("dangling", "inside", "link"))
 
 
+KILLED = """
+import os, signal, sys
+from idemactor.cli.main import main
+from idemactor.storage import exporting
+def export(data_dir, write, *_, **__):
+    write(b"in clear" * 4_096)
+    os.kill(os.getpid(), signal.SIGKILL)
+exporting.export = export
+main(sys.argv[1:])
+"""
+
+
+def test_an_export_that_is_killed_leaves_nothing(data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, "export", str(data), "--output", str(tmp_path / "all")]
+    assert subprocess.run(command, timeout=60, check=False).returncode == -signal.SIGKILL
+    assert os.listdir(tmp_path) == ["data"]
+
+
+@pytest.fixture(params=["nameless", "no O_TMPFILE", "no /proc"])
+def file_system(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One that has files without a name, and such as have not, or no way to name them."""
+    kind, opened = str(request.param), os.open
+
+    def refusing(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if flags & os.O_TMPFILE == os.O_TMPFILE:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return opened(path, flags, *more, **named)
+
+    if kind == "no O_TMPFILE":
+        monkeypatch.setattr(os, "open", refusing)
+    elif kind == "no /proc":
+        monkeypatch.setattr(export_module, "_name_of", lambda _: "/nowhere/there")
+    return kind
+
+
+@pytest.mark.usefixtures("file_system")
+def test_an_export_is_there_once_it_is_whole(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, there = exporting.export, []
+
+    def looked_at(*arguments: Any, **named: Any) -> End:
+        there.extend(os.listdir(tmp_path))
+        return whole(*arguments, **named)
+
+    monkeypatch.setattr(exporting, "export", looked_at)
+    assert invoke("export", str(data), "--output", str(tmp_path / "all")).exit_code == 0
+    assert "all" not in there
+    assert sorted(os.listdir(tmp_path)) == ["all", "data"]
+    lines = (tmp_path / "all").read_text().splitlines()
+    assert [json.loads(line)["type"] for line in lines] == ["export", "end"]
+    assert stat.S_IMODE((tmp_path / "all").stat().st_mode) == 0o600
+
+
+def test_where_an_export_is_nameless(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_system: str
+) -> None:
+    """Only where there can be no other is one called after its output."""
+    there: list[str] = []
+
+    def interrupted(*_: object, **__: object) -> None:
+        there.extend(os.listdir(tmp_path))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exporting, "export", interrupted)
+    assert invoke("export", str(data), "--output", str(tmp_path / "all")).exit_code == 130
+    assert len(there) == (1 if file_system == "nameless" else 2)
+    assert os.listdir(tmp_path) == ["data"]
+
+
 def test_an_export_leaves_what_is_called_as_its_scratch_is(data: Path, tmp_path: Path) -> None:
     (tmp_path / "all.unfinished").write_text("mine")
     assert invoke("export", str(data), "--output", str(tmp_path / "all")).exit_code == 0
@@ -364,6 +457,7 @@ def test_an_export_leaves_what_is_called_as_its_scratch_is(data: Path, tmp_path:
     assert sorted(os.listdir(tmp_path)) == ["all", "all.unfinished", "data"]
 
 
+@pytest.mark.usefixtures("file_system")
 def test_a_file_that_came_to_be_there_during_the_export_stays(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,7 +19,6 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from idemactor.cli.main import main
 from idemactor.core.policy import OnLeaseExpiry, Policy
 from idemactor.errors import StorageError
 from idemactor.gateway.profiles import SHIPPED
@@ -29,6 +28,7 @@ from idemactor.observability.disk import DiskMetrics
 from idemactor.shard.actor import Shard
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault
+from tests.cli.documented import commands_of, parse, takes_namespace
 from tests.gateway.payloads import payloads, request_members
 from tests.observability.alerts import ALERTS, Watcher
 from tests.server.rig import POLICIES, TOKENS, Rig, running
@@ -38,6 +38,8 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 SECTIONS: Final = ("Symptom", "What it means", "What to look at", "How to mend it")
 MINUTES: Final = 20
 MAILBOX: Final = 64
+OF_ALL_NAMESPACES: Final = frozenset({"stuck"})
+"""The commands to which ``--namespace`` makes no difference."""
 ELSEWHERE: Final = {
     "IdemactorDown": "tests/system/test_alerts.py",
     "IdemactorWorkerDown": "tests/system/test_alerts.py",
@@ -282,12 +284,21 @@ def pages() -> list[Path]:
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.stem)
 def test_commands_of_a_page_exist(page: Path) -> None:
     """Nobody is to find out at night that a flag has another name."""
-    for line in re.findall(r"^idemactor (.+)$|`idemactor ([^`]+)`", page.read_text(), re.MULTILINE):
-        name, *words = (line[0] or line[1]).partition("#")[0].split()
-        command = main.get_command(click.Context(main), name)
-        assert command is not None, name
-        known = {option for param in command.params for option in param.opts + param.secondary_opts}
-        assert {word for word in words if word.startswith("-")} <= known, line
+    for words in commands_of(page.read_text()):
+        try:
+            told = parse(words)
+        except click.UsageError as error:
+            pytest.fail(f"idemactor {' '.join(words)}: {error.format_message()}")
+        # An alert comes of any namespace, and what has none is about `default`.
+        if takes_namespace(told.command) and words[0] not in OF_ALL_NAMESPACES:
+            assert told.params["namespace"] is not None, f"idemactor {' '.join(words)}: which namespace?"
+
+
+def test_the_commands_of_pages_are_found() -> None:
+    """Else nothing of theirs would be looked at."""
+    found = [words for page in pages() for words in commands_of(page.read_text())]
+    assert {words[0] for words in found} >= {"stuck", "records", "get", "incidents", "resolve", "doubt", "check"}
+    assert ["resolve", "KEY", "TOKEN", "released", "--namespace", "NAMESPACE"] in found
 
 
 async def test_metrics_of_the_pages_exist(autojump_clock: MockClock) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from idemactor.errors import IdemactorError, StartError
+from idemactor.storage import backups, places
 from idemactor.storage.backups import back_up, restore
 from idemactor.storage.check import check_directory
 from idemactor.storage.directory import DataDirectory, take_lock
@@ -24,6 +27,7 @@ from idemactor.storage.resharding import reshard
 from idemactor.storage.unfinished import MARK_NAME, begin
 from tests.storage.test_backups import grant
 from tests.storage.test_reading import digests
+from tests.system.disks import mounted
 
 
 @pytest.fixture
@@ -157,6 +161,60 @@ def test_a_restore_reads_and_writes_two_directories(backup: Path, data: Path) ->
         with pytest.raises(StartError, match=r"is inside of|are one directory"):
             restore(source, target, silent, replaced=True)
     assert digests(data / "files-0001") == before
+
+
+@pytest.fixture(params=["a file system", "a part of this one"])
+def mount_point(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty directory at which something is mounted, as really as this machine allows."""
+    point, part = tmp_path / "point", tmp_path / "part"
+    point.mkdir()
+    part.mkdir()
+    whole = request.param == "a file system"
+    with mounted(point, "size=1m") if whole else mounted_part(part, point) as real:
+        if not real and whole:
+            monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == point)
+        elif not real:
+            monkeypatch.setattr(places, "_mount_of", lambda path: str(path == point))
+        yield point
+
+
+@contextlib.contextmanager
+def mounted_part(part: Path, point: Path) -> Iterator[bool]:
+    done = subprocess.run(["mount", "--bind", str(part), str(point)], capture_output=True, check=False)
+    try:
+        yield done.returncode == 0
+    finally:
+        if done.returncode == 0:
+            subprocess.run(["umount", "--lazy", str(point)], check=True, capture_output=True)
+
+
+def nothing_is_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backups, "copy_files", lambda *_, **__: pytest.fail("it was begun"))
+
+
+def test_a_mount_point_is_no_place_for_a_backup_and_is_refused_before_the_copy(
+    data: Path, mount_point: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        nothing_is_copied(before)
+        with pytest.raises(StartError, match="is a mount point"):
+            back_up(data, mount_point, silent)
+    back_up(data, mount_point / "new", silent)
+
+
+@pytest.mark.parametrize("called", [".", "", "../here", "absolute"])
+def test_the_present_directory_is_no_place_for_a_backup_and_is_refused_before_the_copy(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, called: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    nothing_is_copied(monkeypatch)
+    target = tmp_path / "here" if called == "absolute" else Path(called)
+    with pytest.raises(StartError, match="is the directory this runs in"):
+        back_up(data, target, silent)
+    with pytest.raises(StartError, match="is there already"):
+        back_up(data, Path(".."), silent)
+    assert not list((tmp_path / "here").iterdir())
 
 
 def test_a_link_is_no_place_for_a_backup_and_one_to_nothing_none_for_a_restore(

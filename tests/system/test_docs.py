@@ -29,12 +29,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import click
 import pytest
 import trio
 
 from idemactor.client import Client, Outcome, Policy
 from idemactor.config import load
 from idemactor.core.policy import OnLeaseExpiry
+from tests.cli.documented import command_of, commands_of, parse
 from tests.system.process import Server, environment
 from tests.system.programs import fake_exchange, free_port, go_environment, require_go, webhook_gateway
 
@@ -121,6 +123,21 @@ def test_every_link_leads_somewhere(page: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------- console
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_command_that_is_not_run_would_be_taken(page: str) -> None:
+    """Those of tables, prose and ``text`` blocks, which need what a page cannot have: a service, a backup, a disk."""
+    for words in commands_of((ROOT / page).read_text()):
+        if words[0] == "ready":  # The line that the server writes.
+            continue
+        _, said = command_of(words)
+        if not said or said == ["--help"]:  # The name of a command, and no more.
+            continue
+        try:
+            parse(words)
+        except click.UsageError as error:
+            pytest.fail(f"{page}: idemactor {' '.join(words)}: {error.format_message()}")
 
 
 @dataclass(frozen=True)
