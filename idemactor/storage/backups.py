@@ -17,6 +17,7 @@ from idemactor.errors import StartError, StorageError
 from idemactor.storage.check import Severity, check_files
 from idemactor.storage.copying import Copied, copy_files, digest_of, meta_of_copy
 from idemactor.storage.directory import explain, explained, take_lock, wall_ms
+from idemactor.storage.journal_file import LOST_MAX
 from idemactor.storage.layout import (
     LOCK_NAME,
     MADE_NAME,
@@ -41,6 +42,7 @@ from idemactor.storage.unfinished import (
     begin,
     discard,
     finish,
+    finished_sets,
     is_marked,
     is_unfinished,
     mark,
@@ -206,8 +208,8 @@ def restore(
         begin(home)
         stack.callback(_discard_unless_named, target, files)
         copied = copy_files(source, home, progress, apart=apart, keys=keys)
-        taken_ms = _taken(source, copied, apart=apart)
         last = newest(target, before, keys)
+        taken_ms = _taken(source, copied, last, apart=apart)
         token = _leap(home, copied, taken_ms, last)
         meta = replace(meta_of_copy(copied), files=files, copied_ms=None)
         _prove(home, meta)
@@ -218,14 +220,34 @@ def restore(
     raise AssertionError("an exit stack swallows nothing")
 
 
-def _taken(source: Path, copied: Copied, *, apart: bool) -> int:
+def _taken(source: Path, copied: Copied, last: Newest, *, apart: bool) -> int:
     """Until when nothing is missing: of all that is known of it the earliest."""
     meta = copied.meta
     known = [moment for moment in (meta.copied_ms, meta.taken_ms, _taken_of(source, meta)) if moment is not None]
     if apart:
         known.append(copied.earliest_ms)
+    if _parted(copied, last):
+        known += _restored(source, meta)
     # Of what is no backup nobody knows when it was copied. A backup that was served has later times of its own in it.
-    return min(known, default=copied.latest_ms)
+    return min([*known, copied.latest_ms] if meta.copied_ms is None else known)
+
+
+def _parted(copied: Copied, last: Newest) -> bool:
+    """Whether what is replaced went on apart from what was copied: their batches' numbers are of two directories."""
+    if not last.ends and not last.unread:
+        return False
+    return all(abs(end - shard.journal_seq) > LOST_MAX for end in last.ends for shard in copied.shards)
+
+
+def _restored(source: Path, meta: Meta) -> list[int]:
+    """When what restores put into ``source`` was taken: what is later in it is its own."""
+    moments = []
+    for home in (home for number, home in finished_sets(source) if number <= meta.files):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            note = json.loads((home / MADE_NAME).read_bytes())
+            if note["made_by"] == "restore":
+                moments.append(int(note["taken_ms"]))
+    return moments
 
 
 def _taken_of(source: Path, meta: Meta) -> int | None:

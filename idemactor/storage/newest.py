@@ -35,11 +35,13 @@ class Newest:
         last_token: The highest token granted, as far as they could be read; 0: none.
         latest_ms: The latest time that anything was decided at, as far as they could be read; 0: nothing was.
         unread: The names of those that could not be read to their end, or are not there, within the directory.
+        ends: The numbers of the latest batches that the shards' files include.
     """
 
     last_token: int
     latest_ms: int
     unread: tuple[str, ...]
+    ends: tuple[int, ...]
 
 
 def newest(path: Path, meta: Meta | None, keys: Keyring | None) -> Newest:
@@ -57,7 +59,7 @@ def newest(path: Path, meta: Meta | None, keys: Keyring | None) -> Newest:
     for home in sorted(homes):
         _Set(home, found).look(meta if home == counts else None)
     unread = sorted({str(each.relative_to(path)) for each in found.unread})
-    return Newest(found.last_token, found.latest_ms, tuple(unread))
+    return Newest(found.last_token, found.latest_ms, tuple(unread), tuple(found.ends))
 
 
 @dataclass(slots=True)
@@ -68,6 +70,7 @@ class _Found:
     last_token: int = 0
     latest_ms: int = 0
     unread: list[Path] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)
 
     def add(self, token: int, at_ms: int) -> None:
         self.last_token, self.latest_ms = max(self.last_token, token), max(self.latest_ms, at_ms)
@@ -135,4 +138,5 @@ class _Set:
             _, shard, shards, last_token, latest_ms, journal_seq = row
             self.shards = max(self.shards, shards)
             self.ends[shard] = journal_seq
+            self.found.ends.append(journal_seq)
             self.found.add(last_token, latest_ms)

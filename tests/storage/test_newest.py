@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -20,7 +21,7 @@ from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import JournalFile, Row, create_journal
 from idemactor.storage.journal_rows import encode
 from idemactor.storage.layout import MANIFEST_NAME, META_NAME, read_meta, shard_name
-from idemactor.storage.newest import Newest, newest
+from idemactor.storage.newest import newest
 from idemactor.storage.progress import silent
 from idemactor.storage.sealing import KEY_BYTES, Keyring
 from idemactor.storage.sqlite_wal import FRAME_BYTES
@@ -38,7 +39,7 @@ async def lost(home: Path, *, later_ms: int = LATER_MS, keys: Keyring | None = N
     """A backup, and beside it the directory of a server that was killed after it had gone on for ``later_ms``."""
     filler = Filler(Random(5), home / "served", 2, rows=QUIET, keys=keys)
     await filler.open()
-    filler.now = wall_ms()
+    filler.now = wall_ms() - LATER_MS
     await filler.turns(6)
     copied = back_up(filler.path, home / "backup", silent, keys)
     filler.now = copied.taken_ms + later_ms
@@ -161,7 +162,8 @@ async def test_a_journal_whose_key_is_not_given_is_one_that_cannot_be_read(tmp_p
     _, filler = await lost(tmp_path, keys=keys)
     meta = read_meta(tmp_path / "data")
     assert newest(tmp_path / "data", meta, None).unread == (JOURNAL_NAME,)
-    assert newest(tmp_path / "data", meta, keys) == Newest(max(filler.tokens), filler.now, ())
+    found = newest(tmp_path / "data", meta, keys)
+    assert (found.last_token, found.latest_ms, found.unread) == (max(filler.tokens), filler.now, ())
     assert restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True, keys=keys).until_ms == filler.now
 
 
@@ -244,3 +246,16 @@ def test_a_backup_that_was_served_is_one_that_the_release_before_can_serve(tmp_p
     (tmp_path / "backup" / META_NAME).write_text(json.dumps({**content, "taken_ms": "noon"}))
     with pytest.raises(StartError, match="is damaged"):
         read_meta(tmp_path / "backup")
+
+
+async def test_what_was_restored_for_a_look_is_of_when_its_backup_was_taken(tmp_path: Path) -> None:
+    copied, filler = await lost(tmp_path)
+    home = restore(tmp_path / "backup", tmp_path / "look", silent).files
+    with DataDirectory.open(tmp_path / "look"):
+        leap([home / shard_name(0)], 5, filler.now + LATER_MS)
+    shutil.copytree(tmp_path / "look", tmp_path / "copy")
+    # What goes on from it is of one line with it, and lost what came after that copy.
+    assert restore(tmp_path / "copy", tmp_path / "look", silent, replaced=True).taken_ms == filler.now + LATER_MS
+    restored = restore(tmp_path / "copy", tmp_path / "data", silent, replaced=True)
+    assert restored.taken_ms == copied.taken_ms
+    assert restored.until_ms == filler.now
