@@ -45,12 +45,19 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_pat
         restored = put_back(source, data_dir, progress, replaced=replace, apart=apart, keys=keys)
     now = now_ms()
     unproved = [] if restored.compared else [f"nothing says how the files of {source} were: they were not compared"]
+    names = ", ".join(restored.unread)
+    unread = [f"the end is the present: of what was replaced, not all can be read: {names}"] if names else []
     kept = [] if restored.replaced is None else [f"the files of before are kept in {restored.replaced}"]
     lines = [
         f"{data_dir}: {restored.shards} shards restored from {source}",
         "commands that were acknowledged in this time may be lost, callers may repeat what was done in it:",
         f"  from  {moment(restored.taken_ms, now)}",
-        f"  until {moment(restored.until_ms, now)}",
+        f"  until {moment(_whole_second(restored.until_ms), now)}",
         f"tokens go on at {restored.next_token}",
     ]
-    report(as_json, members(restored), lines + unproved + kept)
+    report(as_json, members(restored), lines + unread + unproved + kept)
+
+
+def _whole_second(at_ms: int) -> int:
+    """The next whole second: a moment is told without its milliseconds, and nothing may lie behind the one told."""
+    return -(-at_ms // 1_000) * 1_000

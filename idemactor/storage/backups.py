@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-import apsw
-
 from idemactor.core.limits import CLOCK_BACKSTEP_MS_DEFAULT
 from idemactor.errors import StartError, StorageError
-from idemactor.storage.check import Severity, check_files, open_untouched
+from idemactor.storage.check import Severity, check_files
 from idemactor.storage.copying import Copied, copy_files, digest_of, meta_of_copy
 from idemactor.storage.directory import explain, explained, take_lock, wall_ms
+from idemactor.storage.journal_file import LOST_MAX
 from idemactor.storage.layout import (
     LOCK_NAME,
     MADE_NAME,
@@ -32,13 +31,13 @@ from idemactor.storage.layout import (
     write_meta,
     write_whole,
 )
+from idemactor.storage.newest import Newest, newest
 from idemactor.storage.places import holds_data, is_mount_point, locked, refuse_overlap, refuse_strangers
 from idemactor.storage.progress import Progress
-from idemactor.storage.schema import SELECT_META
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import next_set, note_of, switch
 from idemactor.storage.sqlite_create import sync_path
-from idemactor.storage.tokens import leap, token_at
+from idemactor.storage.tokens import TOKENS_PER_MS, leap, token_at
 from idemactor.storage.unfinished import (
     begin,
     discard,
@@ -52,6 +51,9 @@ from idemactor.storage.unfinished import (
 
 MANIFEST_VERSION: Final = 1
 _UNFINISHED: Final = ".unfinished-"
+_UNREAD_TOKENS: Final = CLOCK_BACKSTEP_MS_DEFAULT * TOKENS_PER_MS
+"""How many may have been granted beyond what is known where not everything can be read: more than a journal holds, and
+no more than the clock may lag."""
 _RANDOM_LETTERS: Final = 8
 """How many ``tempfile`` puts behind a name."""
 
@@ -69,6 +71,7 @@ class Restored:
         next_token: The first token that can be granted from now on: higher than any before it.
         replaced: Where the files are that counted before; None: there were none.
         compared: Whether the files were compared with what the backup says of them.
+        unread: The names of the files that counted before and could not be read to their end, or are not there.
     """
 
     files: Path
@@ -78,6 +81,7 @@ class Restored:
     next_token: int
     replaced: Path | None
     compared: bool
+    unread: tuple[str, ...] = ()
 
 
 # --------------------------------------------------------------------------------------------------------------- backup
@@ -189,7 +193,7 @@ def restore(
         target: A directory that is empty or not there. An interrupted restore leaves it without anything that counts.
         replaced: It may also be a data directory, whose files are kept and do not count any more; also one whose
             ``idemactor.json`` is damaged, lost, or older than its files.
-        keys: See ``copy_files``; a backup needs none.
+        keys: See ``copy_files``; a backup needs none. The journals of what is replaced are read with them.
         apart: See ``copy_files``: nobody knows what is missing, but that it came later than the latest in each shard.
 
     Raises:
@@ -208,24 +212,63 @@ def restore(
         begin(home)
         stack.callback(_discard_unless_named, target, files)
         copied = copy_files(source, home, progress, apart=apart, keys=keys)
-        taken_ms = _taken(copied, apart=apart)
-        last = _newest(target, before)
+        last = newest(target, before, keys)
+        taken_ms = _taken(source, copied, last, apart=apart)
         token = _leap(home, copied, taken_ms, last)
         meta = replace(meta_of_copy(copied), files=files, copied_ms=None)
         _prove(home, meta)
         note = {"made_by": "restore", "at_ms": wall_ms(), "taken_ms": taken_ms, "replaced": note_of(before)}
         write_whole(home / MADE_NAME, json.dumps(note).encode() + b"\n")
         switch(target, home, meta)
-        return Restored(home, meta.shards, taken_ms, last[1] or wall_ms(), token + 1, kept, compared)
+        return Restored(home, meta.shards, taken_ms, _until(taken_ms, last), token + 1, kept, compared, last.unread)
     raise AssertionError("an exit stack swallows nothing")
 
 
-def _taken(copied: Copied, *, apart: bool) -> int:
-    """Until when nothing is missing."""
+def _taken(source: Path, copied: Copied, last: Newest, *, apart: bool) -> int:
+    """Until when nothing is missing: of all that is known of it the earliest."""
+    meta = copied.meta
+    known = [moment for moment in (meta.copied_ms, meta.taken_ms, _taken_of(source, meta)) if moment is not None]
     if apart:
-        return copied.earliest_ms
-    # Of what is no backup nobody knows when it was copied.
-    return copied.latest_ms if copied.meta.copied_ms is None else copied.meta.copied_ms
+        known.append(copied.earliest_ms)
+    if _parted(copied, last):
+        known += _restored(source, meta)
+    # Of what is no backup nobody knows when it was copied. A backup that was served has later times of its own in it.
+    return min([*known, copied.latest_ms] if meta.copied_ms is None else known)
+
+
+def _parted(copied: Copied, last: Newest) -> bool:
+    """Whether what is replaced went on apart from what was copied: their batches' numbers are of two directories."""
+    if not last.ends and not last.unread:
+        return False
+    return all(abs(end - shard.journal_seq) > LOST_MAX for end in last.ends for shard in copied.shards)
+
+
+def _restored(source: Path, meta: Meta) -> list[int]:
+    """When what restores put into ``source`` was taken: what is later in it is its own."""
+    moments = []
+    for home in (home for number, home in finished_sets(source) if number <= meta.files):
+        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+            note = json.loads((home / MADE_NAME).read_bytes())
+            if note["made_by"] == "restore":
+                moments.append(int(note["taken_ms"]))
+    return moments
+
+
+def _taken_of(source: Path, meta: Meta) -> int | None:
+    """When a backup was taken, by what it says of itself; None where it says nothing."""
+    try:
+        return int(json.loads((source / MANIFEST_NAME).read_bytes())["taken_ms"])
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError):
+        # It was one, of whatever time since there was anything to take.
+        return meta.created_ms
+
+
+def _until(taken_ms: int, last: Newest) -> int:
+    """Until when something may be missing; never before ``taken_ms``."""
+    present_ms = wall_ms() if last.unread or not last.latest_ms else 0
+    return max(taken_ms, last.latest_ms, present_ms)
 
 
 def _discard_unless_named(target: Path, files: int) -> None:
@@ -254,31 +297,16 @@ def _settled(target: Path, *, replaced: bool) -> tuple[Meta | None, Path | None]
     return meta, target if meta is None else meta.home(target)
 
 
-def _newest(target: Path, before: Meta | None) -> tuple[int, int]:
-    """The highest token and the latest time in all files that are there and counted once, as far as they can be read.
-
-    What ``before`` names need not be the latest, see ``unfinished.outdated``.
-    """
-    token = latest_ms = 0
-    homes = {target, *(home for _, home in finished_sets(target)), *([] if before is None else [before.home(target)])}
-    for path in sorted(path for home in homes for path in home.glob("shard-????.db")):
-        with contextlib.suppress(apsw.Error, OSError), open_untouched(path) as file:
-            row = file.execute(SELECT_META).fetchone()
-            if row is not None:
-                token, latest_ms = max(token, row[3]), max(latest_ms, row[4])
-    return token, latest_ms
-
-
-def _leap(home: Path, copied: Copied, taken_ms: int, last: tuple[int, int]) -> int:
+def _leap(home: Path, copied: Copied, taken_ms: int, last: Newest) -> int:
     """Let all shards go on behind every token that may have been granted; returns the last one of those."""
     now = wall_ms()
-    known = max(taken_ms, copied.latest_ms, last[1])
+    known = max(taken_ms, copied.latest_ms, last.latest_ms)
     if now + CLOCK_BACKSTEP_MS_DEFAULT < known:
         raise StartError(
             f"the clock of this machine is {known - now} ms behind the latest time that is known of these data, and"
             " tokens depend on it; set the clock"
         )
-    token = max(token_at(max(now, known)), last[0], copied.last_token)
+    token = max(token_at(max(now, known)), last.last_token + (_UNREAD_TOKENS if last.unread else 0), copied.last_token)
     leap([home / shard_name(shard) for shard in range(copied.meta.shards)], token)
     return token
 

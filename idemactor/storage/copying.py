@@ -303,4 +303,4 @@ def _remove(path: Path) -> None:
 
 def meta_of_copy(copied: Copied) -> Meta:
     """What the copy says of itself as long as nobody has served it."""
-    return replace(copied.meta, workers=1, files=0, copied_ms=copied.taken_ms)
+    return replace(copied.meta, workers=1, files=0, copied_ms=copied.taken_ms, taken_ms=None)

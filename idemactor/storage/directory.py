@@ -319,7 +319,7 @@ def _serve_copy(path: Path, meta: Meta) -> Meta:
     refuse_missing(meta.home(path), meta)
     files = [meta.home(path) / shard_name(shard) for shard in range(meta.shards)]
     leap(files, token_at(max(wall_ms(), meta.copied_ms or 0)))
-    served = replace(meta, copied_ms=None)
+    served = replace(meta, copied_ms=None, taken_ms=meta.copied_ms)
     write_meta(path, served)
     return served
 

@@ -12,7 +12,7 @@ another directory, and nothing is lost without a word.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -183,11 +183,29 @@ def read_all(connection: apsw.Connection) -> dict[int, Held]:
     Raises:
         apsw.Error: It cannot be read.
     """
-    held = {shard: Held(dropped) for shard, dropped in connection.execute(_SELECT_DROPPED)}
-    for values in connection.execute(_SELECT):
-        row = Row(*values)
+    held = {shard: Held(dropped) for shard, dropped in read_dropped(connection).items()}
+    for row in read_rows(connection):
         held.setdefault(row.shard, Held()).rows.append(row)
     return held
+
+
+def read_rows(connection: apsw.Connection) -> Iterator[Row]:
+    """The batches that the journal holds, in order.
+
+    Raises:
+        apsw.Error: It cannot be read.
+    """
+    for values in connection.execute(_SELECT):
+        yield Row(*values)
+
+
+def read_dropped(connection: apsw.Connection) -> dict[int, int]:
+    """By shard, the number up to which the journal let go of its batches.
+
+    Raises:
+        apsw.Error: It cannot be read.
+    """
+    return dict(connection.execute(_SELECT_DROPPED))
 
 
 def read_shard(connection: apsw.Connection, shard: int) -> Held:
@@ -196,7 +214,7 @@ def read_shard(connection: apsw.Connection, shard: int) -> Held:
     Raises:
         apsw.Error: It cannot be read.
     """
-    dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
+    dropped = read_dropped(connection).get(shard, 0)
     return Held(dropped, [Row(*row) for row in connection.execute(_SELECT_SHARD, (shard,))])
 
 
@@ -231,7 +249,7 @@ def read_behind(connection: apsw.Connection, shard: int, applied: int) -> Held:
     Raises:
         apsw.Error: That cannot be read. What has checksums gives all of it or this error.
     """
-    dropped = dict(connection.execute(_SELECT_DROPPED)).get(shard, 0)
+    dropped = read_dropped(connection).get(shard, 0)
     found: list[tuple[int, int, int]] = [
         (seq, owner, previous)
         for seq, owner, previous in connection.execute(_SELECT_BEHIND, (applied,))

@@ -57,6 +57,8 @@ class Meta:
         copied_ms: When the files were copied, of a copy that nobody has served yet: before anybody does, its tokens
             jump beyond what the original may have granted since.
         merged: Entries and tokens up to this number came from several shards: a token may be that of several keys.
+        taken_ms: When the files were copied, of a copy that was served since: what the original acknowledged later is
+            not in it, however late the latest in it is. A release that does not know it loses it.
     """
 
     shards: int
@@ -65,6 +67,7 @@ class Meta:
     files: int = 0
     copied_ms: int | None = None
     merged: int = 0
+    taken_ms: int | None = None
 
     def home(self, path: Path) -> Path:
         """Where in the data directory ``path`` the files that count are."""
@@ -116,6 +119,7 @@ def read_meta(path: Path) -> Meta | None:
         layout, shards, created_ms = content["format"], content["shards"], content["created_ms"]
         numbers = [shards, created_ms, content.get("workers", 1), content.get("files", 0)]
         copied_ms, merged = content.get("copied_ms"), content.get("merged", 0)
+        taken_ms = content.get("taken_ms")
     except (ValueError, TypeError, KeyError, AttributeError):
         raise damaged from None
     if type(layout) is not int or not META_FORMAT_PLAIN <= layout <= META_FORMAT:
@@ -123,9 +127,10 @@ def read_meta(path: Path) -> Meta | None:
             f"data directory {path} has format {layout}, this release knows {META_FORMAT};"
             " start the release that wrote it"
         )
-    if any(type(number) is not int for number in (*numbers, merged, 0 if copied_ms is None else copied_ms)):
+    moments = [0 if moment is None else moment for moment in (copied_ms, taken_ms)]
+    if any(type(number) is not int for number in (*numbers, merged, *moments)):
         raise damaged
-    meta = Meta(numbers[0], numbers[1], numbers[2], numbers[3], copied_ms, merged)
+    meta = Meta(numbers[0], numbers[1], numbers[2], numbers[3], copied_ms, merged, taken_ms)
     if not _is_possible(meta):
         raise damaged
     return meta
@@ -156,6 +161,8 @@ def write_meta(path: Path, meta: Meta) -> None:
         content["copied_ms"] = meta.copied_ms
     if meta.merged:
         content["merged"] = meta.merged
+    if meta.taken_ms is not None:
+        content["taken_ms"] = meta.taken_ms
     write_whole(path / META_NAME, json.dumps(content).encode() + b"\n")
 
 

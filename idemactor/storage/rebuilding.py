@@ -183,6 +183,7 @@ def rebuild(
         wall_ms() if before is None else before.created_ms,
         files=files,
         merged=max(0 if before is None else before.merged, plan.next_token),
+        taken_ms=None if before is None else before.taken_ms,
     )
     _check(home, meta, progress)
     note = {"made_by": made_by, "at_ms": wall_ms(), "replaced": note_of(before), **counted.told()}

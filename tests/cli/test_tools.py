@@ -15,6 +15,7 @@ import stat
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from idemactor.cli import export as export_module
 from idemactor.cli import interrupts, reencrypt
 from idemactor.cli import main as main_module
 from idemactor.cli.exits import MEANINGS, Exit
+from idemactor.cli.output import moment, now_ms
 from idemactor.cli.tools import TerminalProgress
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import backups, check, exporting, importing, resharding
@@ -97,6 +99,24 @@ def test_people_are_told_in_words(data: Path, tmp_path: Path) -> None:
     assert "has 3 shards already" in invoke("reshard", str(data), "--to", "3").stdout
     assert "0 entries" in invoke("export", str(data), "--output", str(tmp_path / "x")).stdout
     assert "0 keys" in invoke("import", str(tmp_path / "n"), str(tmp_path / "x")).stdout
+
+
+def test_people_are_told_where_the_end_of_a_restore_is_not_known(data: Path, tmp_path: Path) -> None:
+    invoke("backup", str(tmp_path / "b"), "--data-dir", str(data))
+    assert "can be read" not in invoke("restore", str(tmp_path / "b"), str(data), "--replace").stdout
+    (data / "files-0001" / "journal.db").unlink()
+    lines = invoke("restore", str(tmp_path / "b"), str(data), "--replace").stdout
+    assert "the end is the present: of what was replaced, not all can be read: files-0001/journal.db\n" in lines
+
+
+def test_the_moment_that_people_are_told_is_not_before_the_last_command(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invoke("backup", str(tmp_path / "b"), "--data-dir", str(data))
+    told = backups.restore(tmp_path / "b", tmp_path / "r", lambda *_: None)
+    until_ms = told.until_ms // 1_000 * 1_000 + 1
+    monkeypatch.setattr(backups, "restore", lambda *_, **__: replace(told, until_ms=until_ms))
+    assert moment(until_ms + 999, now_ms()).partition("(")[2] in invoke("restore", "b", "r").stdout
 
 
 CALLS: dict[str, tuple[Any, str, list[str]]] = {

@@ -246,7 +246,7 @@ async def test_whoever_serves_a_backup_itself_grants_no_token_twice_either(tmp_p
 
 async def test_a_restore_replaces_data_only_where_that_is_asked_and_keeps_them(tmp_path: Path) -> None:
     content = await filled(tmp_path / "data")
-    back_up(tmp_path / "data", tmp_path / "backup", silent)
+    later_ms = back_up(tmp_path / "data", tmp_path / "backup", silent).taken_ms + 1_777
     later = Filler(Random(9), tmp_path / "data", 2)
     await later.open()
     await later.turns(3)
@@ -255,10 +255,10 @@ async def test_a_restore_replaces_data_only_where_that_is_asked_and_keeps_them(t
         restore(tmp_path / "backup", tmp_path / "data", silent)
     with DataDirectory.open(tmp_path / "data"), pytest.raises(StartError, match="in use"):
         restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True)
-    grant(tmp_path / "data", 5, NOW + 777_777)
+    grant(tmp_path / "data", 5, later_ms)
     restored = restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True)
     assert content_of(tmp_path / "data") == content
-    assert restored.until_ms == NOW + 777_777
+    assert restored.until_ms == later_ms
     assert restored.replaced == tmp_path / "data"
     assert (tmp_path / "data" / shard_name(0)).exists()
     made = json.loads((restored.files / "made.json").read_bytes())
