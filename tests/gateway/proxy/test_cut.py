@@ -14,8 +14,9 @@ from trio.testing import MockClock
 from idemactor.core.record import State
 from idemactor.gateway.proxy.cut import Cut
 from idemactor.gateway.proxy.limits import ProxyLimits
+from idemactor.gateway.proxy.routes import Origin
 from idemactor.storage.base import Batch
-from tests.gateway.proxy.rig import ROUTE, Proxy, Received, proxying
+from tests.gateway.proxy.rig import ORIGIN, ROUTE, Proxy, Received, proxying
 
 PATIENT = replace(ROUTE, require_key=False)
 CUT_MS = 2_400
@@ -203,6 +204,60 @@ async def test_an_answer_that_comes_in_time_is_whole(autojump_clock: MockClock) 
         record = await proxy.record()
         assert record is not None
         assert record.state is State.COMMITTED
+
+
+class SlowToEnd(trio.abc.Stream):
+    """A stream that takes its time to be closed."""
+
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self._stream = stream
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self._stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self._stream.wait_send_all_might_not_block()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        return await self._stream.receive_some(max_bytes)
+
+    async def aclose(self) -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep(CUT_MS / 1_000 + 1)
+        await self._stream.aclose()
+
+
+async def test_an_answer_is_whole_though_its_connection_did_not_end_in_time(autojump_clock: MockClock) -> None:
+    async def once(received: Received) -> None:
+        await received.answer(200, b"done", [("Connection", "close")])
+
+    async with proxying(autojump_clock, behaviour=once) as proxy:
+
+        async def connect(_origin: Origin) -> trio.abc.Stream:
+            return SlowToEnd(await proxy.upstream.connect(ORIGIN))
+
+        for upstream in proxy.door._upstreams.values():
+            upstream._connect = connect
+        client = proxy.client()
+        await client.send()
+        await trio.testing.wait_all_tasks_blocked()
+        drain(proxy)
+        assert (await client.read()).body == b"done"
+        record = await proxy.record()
+        assert record is not None
+        assert record.state is State.COMMITTED
+
+
+async def test_a_request_that_just_came_whole_is_told_that_its_connection_ends(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock) as proxy:
+        client = proxy.client()
+        await client.stream.send_all(b"PUT /orders HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nx")
+        await trio.testing.wait_all_tasks_blocked()
+        await client.stream.send_all(b"y")
+        proxy.door.drain()
+        got = await client.rest()
+        assert got.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nConnection: close\r\n" in got
 
 
 async def test_of_two_moments_the_earlier_counts(mock_clock: MockClock) -> None:
