@@ -24,7 +24,7 @@ from tests.system.programs import free_port
 from tests.system.upstream import BINARY, MIB, OK, PACKED, Upstream
 
 LEASE_MS = 1_500
-DRAIN_MS = 3_000
+DRAIN_MS = 5_000
 SLACK_S = 3
 """What a stop takes on a machine that has much else to do, beside what it waits for."""
 

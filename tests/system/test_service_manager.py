@@ -235,7 +235,7 @@ def test_an_upstream_that_hangs_is_given_up_and_told_before_the_drain_is_over(ho
         port = upstream.getsockname()[1]
         config = f"""
             [server]
-            drain_ms = 1000
+            drain_ms = 3000
             [namespaces.default]
             [gateway]
             bind = ["127.0.0.1:0"]
