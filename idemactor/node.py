@@ -83,7 +83,8 @@ SETTLE_SHARE: Final = 0.9
 """How much of the time to drain what is on its way to upstreams may take: the rest is for answering everybody else."""
 
 CUT_SHARE: Final = 0.8
-"""After how much of the time to drain deliveries that hang are cut off: a shard has to be told, while it serves yet."""
+"""After how much of the time to drain upstreams and destinations that hang are given up: a shard has to be told, while
+it serves yet, and a client then."""
 
 DESCRIPTORS_KEPT: Final = 64
 """Descriptors for everything that is neither a connection nor a shard: logs, locks, the loop, name look-ups."""
@@ -352,7 +353,7 @@ async def _drain(proxy: ProxyDoor | None, office: DispatchOffice, router: Router
     """Let proxy and relays bring to their end what they have sent; nothing new is taken from anybody meanwhile."""
     office.drain(life.drain_ms * CUT_SHARE)
     if proxy is not None:
-        proxy.drain()
+        proxy.drain(life.drain_ms * CUT_SHARE, life.drain_ms * SETTLE_SHARE)
     router.settle_only()
     with trio.move_on_after(life.drain_ms / _MS_PER_S * SETTLE_SHARE):
         await office.finished.wait()

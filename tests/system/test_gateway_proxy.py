@@ -24,6 +24,9 @@ from tests.system.programs import free_port
 from tests.system.upstream import BINARY, MIB, OK, PACKED, Upstream
 
 LEASE_MS = 1_500
+DRAIN_MS = 5_000
+SLACK_S = 3
+"""What a stop takes on a machine that has much else to do, beside what it waits for."""
 
 CONFIG = """
 [namespaces.default]
@@ -103,7 +106,7 @@ class Proxied:
     def call(self, path: str, key: str, method: str = "POST", body: bytes = b"{}", token: str = "") -> Told:
         """One request on a connection of its own."""
         connection = http.client.HTTPConnection(self.address, timeout=30)
-        headers = {"Idempotency-Key": key} | ({"Authorization": f"Bearer {token}"} if token else {})
+        headers = ({"Idempotency-Key": key} if key else {}) | ({"Authorization": f"Bearer {token}"} if token else {})
         try:
             connection.request(method, path, body, headers)
             answer = connection.getresponse()
@@ -375,6 +378,54 @@ def test_sigterm_brings_what_is_under_way_to_its_end(home: Path) -> None:
         again = proxied.call("/patient/slow", "busy")
         assert (again.body, again.replayed, len(upstream.requests)) == (OK, True, 1)
         server.kill()
+    assert_clean(server.data_dir)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_sigterm_tells_everybody_whose_upstream_hangs(home: Path, workers: int) -> None:
+    text = f"""
+        [server]
+        drain_ms = {DRAIN_MS}
+        [namespaces.default]
+        [namespaces.orders]
+        [gateway]
+        bind = ["127.0.0.1:0"]
+        [[gateway.routes]]
+        prefix = "/"
+        upstream = "{{url}}"
+        namespace = "orders"
+        require_key = false
+    """
+    # Enough keys that every worker has some of its own and some of the others'.
+    keys = [f"k{number}" for number in range(8)]
+    with (
+        Upstream() as upstream,
+        Server(home, text.format(url=upstream.url), flags=["--workers", f"{workers}"]) as server,
+    ):
+        proxied = Proxied(server, upstream)
+        with ThreadPoolExecutor(len(keys) + 2) as pool:
+            hanging = [pool.submit(proxied.call, "/orders/hang", key) for key in keys]
+            unprotected = pool.submit(proxied.call, "/orders/hang", "")
+            begun = pool.submit(proxied.call, "/orders/hang-stream", "begun")
+            eventually(lambda: len(upstream.requests) == len(keys) + 2)
+            began = time.monotonic()
+            server.signal(signal.SIGTERM)
+            assert server.wait() == 0
+            assert time.monotonic() - began < DRAIN_MS / 1_000 + SLACK_S
+            told = [one.result() for one in hanging]
+            assert {(one.status, one.result) for one in told} == {(409, "in_doubt")}
+            assert unprotected.result().status == 504
+            with pytest.raises((ConnectionError, http.client.HTTPException)):
+                begun.result()
+        assert "drain_cut_off" not in server.log
+        assert_calm(server)
+        server.start()
+        with server.http_client() as client:
+            found = [client.call("get", "orders", key=key).members["record"] for key in [*keys, "begun"]]
+        assert {record["state"] for record in found} == {"in_doubt"}
+        ids = [record["operation_id"] for record in found]
+        assert [json.loads(one.body)["operation_id"] for one in told] == ids[: len(keys)]
+        assert server.terminate() == 0
     assert_clean(server.data_dir)
 
 

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 
 from idemactor.cli.main import main
 from idemactor.config.model import DRAIN_MS_DEFAULT, HANG_MS_DEFAULT
-from tests.system.clients import HttpClient, RpcClient, connect
+from tests.system.clients import HttpClient, RpcClient, connect, read_to_end
 from tests.system.process import Server, assert_calm, eventually, refused
 from tests.system.service_manager import Manager, listening, listening_unix, passing
 from tests.system.worker_server import Workers
@@ -230,13 +230,12 @@ def test_sigterm_during_the_start_is_an_ordinary_end(home: Path, workers: int) -
         assert server.terminate() == 0
 
 
-def test_a_drain_that_takes_too_long_is_cut_off(home: Path) -> None:
-    """An upstream that never answers holds up a stop for as long as the setting says, and no longer."""
+def test_an_upstream_that_hangs_is_given_up_and_told_before_the_drain_is_over(home: Path) -> None:
     with listening() as upstream:
         port = upstream.getsockname()[1]
         config = f"""
             [server]
-            drain_ms = 1000
+            drain_ms = 3000
             [namespaces.default]
             [gateway]
             bind = ["127.0.0.1:0"]
@@ -254,12 +253,13 @@ def test_a_drain_that_takes_too_long_is_cut_off(home: Path) -> None:
             with asked:
                 asked.recv(4_096)
                 server.signal(signal.SIGTERM)
+                assert read_to_end(client).startswith(b"HTTP/1.1 409 ")
                 assert server.wait(10) == 0
         assert '"stopped"' in server.log
         with server.start(), server.http_client() as asking:
             record = asking.call("get", key="k").members["record"]
             # What became of it is not known, and nobody is told anything else.
-            assert record["state"] == "pending"
+            assert record["state"] == "in_doubt"
 
 
 def test_a_delivery_that_hangs_is_cut_off_and_told_before_the_drain_is_over(home: Path) -> None:

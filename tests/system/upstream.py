@@ -19,7 +19,7 @@ MIB: Final = b"\x00\xff" * (512 * 1024 - 64)
 PACKED: Final = gzip.compress(b'{"success": true, "packed": 1}', mtime=0)
 OK: Final = b'{"success": true}'
 
-HANGS: Final = frozenset({"hang", "hang-body"})
+HANGS: Final = frozenset({"hang", "hang-body", "hang-stream"})
 CUTS: Final = frozenset({"cut", "reset", "cut-head", "cut-body"})
 _RST: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of no seconds: closing resets the connection."""
@@ -114,6 +114,7 @@ class Upstream:
 _BEGUN: Final = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nabc"
 _BEFORE: Final = {
     "hang-body": (_BEGUN,),
+    "hang-stream": (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\ntick\r\n",),
     "cut-body": (_BEGUN,),
     "cut-head": (b"HTTP/1.1 200 OK\r\nContent-",),
     "hints": (b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n",),

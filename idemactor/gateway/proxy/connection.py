@@ -97,6 +97,7 @@ class ProxyConnection:
         self._draining = False
         self._idle: trio.CancelScope | None = None
         self._arrival: trio.CancelScope | None = None
+        self._answering: ClientAnswer | None = None
 
     async def run(self) -> None:
         """Serve it to its end."""
@@ -119,6 +120,9 @@ class ProxyConnection:
         for scope in (self._idle, self._arrival):
             if scope is not None:
                 scope.cancel()
+        if self._answering is not None:
+            # Who is told that the connection ends here closes it as well, and nobody waits for that.
+            self._answering.keep_alive = False
 
     # ---------------------------------------------------------------------------------------------------- one request
 
@@ -131,7 +135,7 @@ class ProxyConnection:
             if data is None:
                 return False
             head = parse_head(data)
-            client = self._client(head)
+            client = self._answering = self._client(head)
             reader = BodyReader(head, self._limits.body_bytes_max)
             await self._answer(self._conversation(head, client, reader))
         except Refused as refused:
@@ -152,7 +156,7 @@ class ProxyConnection:
 
         async def read_body() -> bytes:
             body = await self._read_body(head, reader)
-            client.keep_alive = keeps_alive
+            client.keep_alive = keeps_alive and not self._draining
             return body
 
         # Who answers without having read the body ends the connection: what is left of it is no next request.

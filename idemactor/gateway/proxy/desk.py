@@ -174,7 +174,13 @@ class Desk:
         self._router = router
         self._nursery = nursery
         self._settling = 0
+        self._tell_until = math.inf
         self.closing = False
+
+    def close(self, tell_until: float) -> None:
+        """The server drains; from ``tell_until`` on, on trio's clock, no shard can be told anything any more."""
+        self.closing = True
+        self._tell_until = tell_until
 
     async def reserve(
         self,
@@ -212,9 +218,11 @@ class Desk:
     async def settle(self, ending: Ending, patience_ms: int, request: Request | None = None) -> Answer | None:
         """Tell how an attempt ended; None: nobody could be told within ``patience_ms``, and it is tried on.
 
-        Whom nobody will reach any more is asked once.
+        A server that drains may leave less than that: whoever waits is to be answered all the same. Whom nobody will
+        reach any more is asked once.
         """
-        told = await self._tell(ending, trio.current_time() + patience_ms / _MS_PER_S, request)
+        until = min(trio.current_time() + patience_ms / _MS_PER_S, self._tell_until)
+        told = await self._tell(ending, until, request)
         if told is None:
             self.later(ending)
         return told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,6 +17,7 @@ from idemactor.gateway.proxy.attempt import Attempt, Office, pass_on
 from idemactor.gateway.proxy.client_side import rendered
 from idemactor.gateway.proxy.connecting import Connect
 from idemactor.gateway.proxy.connection import Conversation, ProxyConnection
+from idemactor.gateway.proxy.cut import Cut
 from idemactor.gateway.proxy.desk import Desk, LeaseKeeper
 from idemactor.gateway.proxy.forward import Forwarder
 from idemactor.gateway.proxy.headers import Peer, TrustedPeers, without
@@ -39,6 +41,7 @@ DOOR: Final = "gateway"
 """What metrics and the ready line call it."""
 
 _NO_ANSWER: Final = 502
+_MS_PER_S: Final = 1_000
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +97,8 @@ class ProxyDoor:
             route.upstream: Upstream(route.upstream, settings.limits, connect) for route in settings.routes
         }
         self._keeper = LeaseKeeper(context.router)
+        self._cut = Cut()
+        self._tell_until = math.inf
         self._offices: dict[str, Office] = {}
         self._connections: set[ProxyConnection] = set()
         self._listeners: Sequence[Listener] = ()
@@ -141,9 +146,10 @@ class ProxyDoor:
         for upstream in self._upstreams.values():
             background.start_soon(upstream.tidy)
         desk = Desk(self._context.router, telling)
-        desk.closing = self._draining
+        if self._draining:
+            desk.close(self._tell_until)
         for route in self._routes:
-            forwarder = Forwarder(self._upstreams[route.upstream], route, background)
+            forwarder = Forwarder(self._upstreams[route.upstream], route, background, self._cut)
             told_as = self._sources[route.source].answers
             context = self._context
             self._offices[route.prefix] = Office(
@@ -161,11 +167,19 @@ class ProxyDoor:
         finally:
             self._connections.discard(connection)
 
-    def drain(self) -> None:
-        """Take no new request; what is under way is carried to its end."""
+    def drain(self, cut_ms: float = math.inf, tell_ms: float = math.inf) -> None:
+        """Take no new request; what is under way is carried to its end.
+
+        Args:
+            cut_ms: When upstreams that have not answered are given up, milliseconds: their requests end as any whose
+                upstream was lost. Shards and clients are told afterwards.
+            tell_ms: When no shard takes the end of an attempt any more: clients wait no longer for one that does not.
+        """
         self._draining = True
+        self._cut.after(cut_ms)
+        self._tell_until = min(self._tell_until, trio.current_time() + tell_ms / _MS_PER_S)
         for office in self._offices.values():
-            office.desk.closing = True
+            office.desk.close(self._tell_until)
         for listener in self._listeners:
             listener.close()
         for connection in list(self._connections):

@@ -18,6 +18,7 @@ import trio
 
 from idemactor.gateway.proxy.call import AnswerHead, Call, Lost, NotSent, Outgoing
 from idemactor.gateway.proxy.client_side import ClientAnswer
+from idemactor.gateway.proxy.cut import Cut
 from idemactor.gateway.proxy.desk import Lease
 from idemactor.gateway.proxy.headers import Pairs, without
 from idemactor.gateway.proxy.routes import Route
@@ -32,6 +33,7 @@ CLIENT_MS_MIN: Final = 100
 """What a client has at least to take a piece of an answer, however soon the lease ends."""
 
 _MS_PER_S: Final = 1_000
+_STOPPED: Final = "the server stopped before the upstream was reached"
 _log = logging.getLogger(__name__)
 
 
@@ -89,11 +91,13 @@ class Forwarder:
         upstream: Where to.
         route: For its times.
         nursery: Where the rest of a large request is sent from.
+        cut: When upstreams are given up.
     """
 
     upstream: Upstream
     route: Route
     nursery: trio.Nursery
+    cut: Cut
 
     async def forward(
         self,
@@ -118,7 +122,7 @@ class Forwarder:
             Lost: Something may have, and no whole answer came.
         """
         if client.traced is None:
-            return await self._forward(outgoing, client, keep_bytes, marks, lease, fresh=fresh)
+            return await self._in_time(outgoing, client, keep_bytes, marks, lease, fresh=fresh)
         origin = self.upstream.origin
         path = path_of(outgoing.target)
         sent = client.traced.upstream(
@@ -127,14 +131,14 @@ class Forwarder:
         kept = without(outgoing.headers, *TRACE_FIELDS)
         try:
             outgoing = replace(outgoing, headers=(*kept, *sent.fields()))
-            arrived = await self._forward(outgoing, client, keep_bytes, marks, lease, fresh=fresh)
+            arrived = await self._in_time(outgoing, client, keep_bytes, marks, lease, fresh=fresh)
         except BaseException as error:
             sent.ended(None, type(error).__name__)
             raise
         sent.ended(arrived.head.status)
         return arrived
 
-    async def _forward(
+    async def _in_time(
         self,
         outgoing: Outgoing,
         client: ClientAnswer,
@@ -144,30 +148,74 @@ class Forwarder:
         *,
         fresh: bool,
     ) -> Arrived:
+        """The same, until everything is cut off: what was sent by then is lost as if the upstream had been too slow."""
+        under_way = _UnderWay(outgoing, client, Kept(keep_bytes), marks, lease, self.cut.begin())
+        try:
+            with under_way.scope:
+                await self._forward(under_way, fresh=fresh)
+        finally:
+            self.cut.ended(under_way.scope)
+        # An answer that is whole is no less so where only its connection's end was cut off.
+        if under_way.arrived is not None:
+            return under_way.arrived
+        if under_way.sent:
+            raise TimedOut("the server stopped before the upstream had answered")
+        raise NotSent(_STOPPED)
+
+    async def _forward(self, under_way: _UnderWay, *, fresh: bool) -> None:
+        outgoing, lease = under_way.outgoing, under_way.lease
         # Connecting has its own deadline: who runs out of time below has run out of it after something was sent.
         async with self.upstream.call(outgoing, connect_ms=self.route.connect_ms, fresh=fresh) as call:
             # Waiting for a place and a connection may have taken longer than a lease can be held.
             if lease is not None and not lease.is_held:
                 raise NotSent("the lease ended before the upstream was reached")
-            lasts_until = math.inf if lease is None else lease.lasts_until
+            # A connection that is there, and a request that fits into its buffer, were not waited for.
+            if under_way.scope.cancel_called:
+                raise NotSent(_STOPPED)
+            under_way.sent = True
             try:
-                return await self._exchange(call, client, Kept(keep_bytes), marks, lasts_until)
+                under_way.arrived = await self._exchange(call, under_way)
             except (Lost, trio.Cancelled):
                 raise
             except Exception as error:  # Whatever broke, something may have been sent.
                 log_event(_log, logging.ERROR, "gateway_exchange_broke", error)
                 raise Lost("the exchange with the upstream broke") from error
 
-    async def _exchange(
-        self, call: Call, client: ClientAnswer, kept: Kept, marks: Pairs, lasts_until: float
-    ) -> Arrived:
+    async def _exchange(self, call: Call, under_way: _UnderWay) -> Arrived:
+        client, lease = under_way.client, under_way.lease
+        lasts_until = math.inf if lease is None else lease.lasts_until
         with _deadline(self.route.timeout_ms) as whole:
             with _deadline(min(self.route.first_byte_ms, self.route.timeout_ms)) as first:
                 await call.send(self.nursery)
                 head = await call.head(client.inform)
             if not first.cancelled_caught:
-                return await _read(call, head, client, kept, _Clock(whole, lasts_until), marks)
+                return await _read(call, head, client, under_way.kept, _Clock(whole, lasts_until), under_way.marks)
         raise TimedOut("the upstream did not answer in time")
+
+
+@dataclass(slots=True)
+class _UnderWay:
+    """One request on its way.
+
+    Attributes:
+        outgoing: The request.
+        client: Where its answer goes.
+        kept: Of the answer's body.
+        marks: Fields that are added to the answer.
+        lease: Without it nothing is sent; None: nothing protects the request.
+        scope: When it is cut off.
+        sent: Whether something may have been sent.
+        arrived: The answer, once it is whole.
+    """
+
+    outgoing: Outgoing
+    client: ClientAnswer
+    kept: Kept
+    marks: Pairs
+    lease: Lease | None
+    scope: trio.CancelScope
+    sent: bool = False
+    arrived: Arrived | None = None
 
 
 @dataclass(frozen=True, slots=True)

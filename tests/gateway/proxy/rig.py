@@ -231,8 +231,11 @@ class MemoryListener:
 
     def connect(self) -> Stream:
         near, far = trio.testing.memory_stream_pair()
-        self._send.send_nowait(far)
+        self.take(far)
         return near
+
+    def take(self, stream: trio.abc.Stream) -> None:
+        self._send.send_nowait(stream)
 
     async def accept(self) -> trio.abc.Stream:
         try:
