@@ -13,10 +13,9 @@ from idemactor.cli.tools import (
     config_option,
     epilog,
     json_option,
-    keys_of,
     members,
     report,
-    server_settings,
+    told_as_owner,
     working,
 )
 
@@ -37,8 +36,11 @@ def backup(target: Path, data_dir: Path, config_path: Path | None, as_json: bool
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import back_up
 
-    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "backup", data_dir):
-        copied = back_up(data_dir, target, progress, keys_of(server_settings(config_path)))
+    with (
+        working(as_json=as_json, config_path=config_path) as progress,
+        audited(told_as_owner(config_path, target, data_dir), "backup", data_dir) as settings,
+    ):
+        copied = back_up(data_dir, target, progress, settings.keys)
     shards = [members(shard) for shard in copied.shards]
     told = {"target": str(target), "taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}
     size = sum(shard.file_bytes for shard in copied.shards)

@@ -17,11 +17,12 @@ import click
 
 from idemactor.cli.command import fail
 from idemactor.cli.exits import Exit, table_of
+from idemactor.cli.identity import become_owner, caller
 from idemactor.cli.interrupts import INTERRUPTED, interruptible
 from idemactor.errors import ConfigError, StartError, StorageError
 
 if TYPE_CHECKING:
-    from idemactor.config import ServerSection
+    from idemactor.config import ServerConfig, ServerSection
     from idemactor.storage.sealing import Keyring
 
 SHOWN_EVERY_S: Final = 0.1
@@ -42,12 +43,44 @@ config_option: Final = click.option(
 _SETTINGS: Final = "IDEMACTOR_SERVER__"
 
 
-def server_settings(path: Path | None) -> ServerSection | None:
-    """What the server is told of its files, by its configuration and the environment; None: nothing.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What a tool goes by besides its arguments.
+
+    Attributes:
+        who: The name of the user who runs it.
+        server: What the server is told of its files; None: nothing.
+        keys: The keys of what is encrypted; None: there are none.
+        audit_file: Where the configuration that was named has what operators do written; None: nowhere.
+    """
+
+    who: str
+    server: ServerSection | None
+    keys: Keyring | None
+    audit_file: Path | None
+
+
+def told_as_owner(config_path: Path | None, written: Path | None, read: Path | None = None) -> Told:
+    """Read the settings, which root alone may be allowed to read, and then be the user in whose hands the files are.
+
+    Args:
+        config_path: The server's configuration, beside the environment.
+        written: See ``become_owner``; where neither is given, the configuration's data directory.
+        read: See ``become_owner``.
 
     Raises:
-        StartError: They cannot be used.
+        StartError: The settings cannot be used, the package for the keys is not there; or see ``become_owner``.
     """
+    config = _config(config_path)
+    server = None if config is None else config.server
+    # Nobody said of the environment's that tools go by it.
+    audit_file = None if config is None or config_path is None else config.log.audit_file
+    told = Told(caller(), server, _keys_of(server), audit_file)
+    become_owner(server.data_dir if server is not None and written is read is None else written, read)
+    return told
+
+
+def _config(path: Path | None) -> ServerConfig | None:
     if not _has_settings(path):
         return None
     from idemactor.config import load
@@ -56,7 +89,7 @@ def server_settings(path: Path | None) -> ServerSection | None:
     given = os.environ
     environment = given if path is not None else {k: v for k, v in given.items() if _counts_alone(k)}
     try:
-        return load(path, environment=environment).server
+        return load(path, environment=environment)
     except ConfigError as error:
         raise StartError(str(error)) from error
 
@@ -69,12 +102,7 @@ def _has_settings(path: Path | None) -> bool:
     return path is not None or any(variable.startswith(_SETTINGS) for variable in os.environ)
 
 
-def keys_of(server: ServerSection | None) -> Keyring | None:
-    """The keys of what is encrypted.
-
-    Raises:
-        StartError: The package for it is not there.
-    """
+def _keys_of(server: ServerSection | None) -> Keyring | None:
     from idemactor.storage.sealing import Keyring
 
     return Keyring(server.encryption_keys) if server is not None and server.encryption_keys else None
