@@ -166,7 +166,7 @@ def _refuse_unusable(owner: Owner, place: Path, way: Way, written: Path | None, 
             done = "read" if mode == os.R_OK else "written"
             raise StartError(
                 f"{path} cannot be {done} by {owner.name}, as whom root works here, since {place} is in the hands of"
-                f" {owner.name}; give it to that user (chown -R {owner.name}), or name another place"
+                f" {owner.name}; give it to that user (chown -R {owner.name} {path}), or name another place"
             )
 
 
