@@ -6,42 +6,42 @@ import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from idemactor.errors import ConfigError, StartError, StorageError
+import click
+
+from idemactor.errors import StartError, StorageError
+
+if TYPE_CHECKING:
+    from idemactor.cli.tools import Told
 
 
 @contextlib.contextmanager
-def audited(config_path: Path | None, op: str, data_dir: Path | None) -> Iterator[None]:
+def audited(told: Told, op: str, data_dir: Path | None) -> Iterator[Told]:
     """While a tool works; what became of it is one line of ``log.audit_file``, where the configuration has one.
 
+    A line that cannot be written any more is told on standard error, all of it.
+
     Args:
-        config_path: The server's configuration; None: nobody said where such a line goes.
+        told: What the tool goes by; without an ``audit_file`` nobody said where such a line goes.
         op: The command.
         data_dir: What it works on; None: the configuration's.
 
     Raises:
         StartError: The line could not be written: what an operator does would leave no trace.
     """
-    if config_path is None:
-        yield
+    if told.audit_file is None or told.server is None:
+        yield told
         return
-    from idemactor.config import load
-    from idemactor.observability.audit import Audit
+    from idemactor.observability.audit import Audit, line_of
     from idemactor.observability.logs import Redact
 
-    try:
-        config = load(config_path, environment=os.environ)
-    except ConfigError as error:
-        raise StartError(str(error)) from error
-    audit = Audit(config.log.audit_file, Redact(False, b""))
-    if audit.path is None:
-        yield
-        return
+    audit = Audit(told.audit_file, Redact(False, b""))
     audit.prove_writable()
-    where = (data_dir or config.server.data_dir).absolute()
+    where = (data_dir or told.server.data_dir).absolute()
     result = "failed"
     try:
-        yield
+        yield told
         result = "done"
     except KeyboardInterrupt:
         result = "interrupted"
@@ -53,14 +53,9 @@ def audited(config_path: Path | None, op: str, data_dir: Path | None) -> Iterato
         result = "refused"
         raise
     finally:
-        audit.happened(_user(), op, result, data_dir=where, sudo_user=os.environ.get("SUDO_USER"))
-
-
-def _user() -> str:
-    """The name of the user who runs this; the number where it has none."""
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.getuid()).pw_name
-    except KeyError:
-        return str(os.getuid())
+        line = line_of(told.who, op, result, data_dir=where, sudo_user=os.environ.get("SUDO_USER"))
+        try:
+            audit.append(line)
+        except OSError as error:
+            lost = f"log.audit_file {told.audit_file} cannot be written: {error.strerror}; its line:"
+            click.echo(f"idemactor: {lost} {line.decode()}", err=True, nl=False)

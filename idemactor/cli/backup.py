@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from idemactor.cli.audited import audited
+from idemactor.cli.identity import become_owner
 from idemactor.cli.tools import (
     DATA_DIR_DEFAULT,
     DIRECTORY,
@@ -15,10 +16,9 @@ from idemactor.cli.tools import (
     directory_of,
     epilog,
     json_option,
-    keys_of,
     members,
     report,
-    server_settings,
+    told_by,
     working,
 )
 
@@ -43,10 +43,12 @@ def backup(target: Path, data_dir: Path | None, config_path: Path | None, as_jso
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import back_up
 
-    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "backup", data_dir):
-        server = server_settings(config_path)
-        source = directory_of(data_dir, server)
-        copied = back_up(source, target, progress, keys_of(server))
+    with working(as_json=as_json, config_path=config_path) as progress:
+        settings = told_by(config_path)
+        source = directory_of(data_dir, settings.server)
+        become_owner(target, source)
+        with audited(settings, "backup", source):
+            copied = back_up(source, target, progress, settings.keys)
     shards = [members(shard) for shard in copied.shards]
     places = {"source": str(source), "target": str(target)}
     told = places | {"taken_ms": copied.taken_ms, "latest_ms": copied.latest_ms, "shards": shards}

@@ -33,12 +33,14 @@ def check(data_dir: Path, as_json: bool) -> None:
     130: it was interrupted.
     """
     # Only here: `--help` needs no storage engine.
+    from idemactor.cli.identity import become_owner
     from idemactor.cli.tools import TerminalProgress
     from idemactor.storage.check import check_directory
 
     progress = TerminalProgress(quiet=as_json)
     try:
         with interruptible():
+            become_owner(None, data_dir)
             report = check_directory(data_dir, progress)
     except KeyboardInterrupt:
         progress.clear()

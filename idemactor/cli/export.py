@@ -13,7 +13,7 @@ from typing import BinaryIO, Final
 
 import click
 
-from idemactor.cli.tools import DIRECTORY, config_option, epilog, keys_of, members, report, server_settings, working
+from idemactor.cli.tools import DIRECTORY, config_option, epilog, members, report, told_as_owner, working
 from idemactor.errors import StartError
 
 _EXAMPLE: Final = "idemactor export /backup/idemactor-2026-11-30 --output everything.jsonl"
@@ -40,10 +40,11 @@ def export(
 
     if as_json and output is None:
         raise click.UsageError("--json needs --output: standard output has the export.")
-    with working(as_json=as_json, config_path=config_path) as progress, _destination(data_dir, output) as file:
-        keys = keys_of(server_settings(config_path))
-        end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
-        file.flush()
+    with working(as_json=as_json, config_path=config_path) as progress:
+        keys = told_as_owner(config_path, output, data_dir).keys
+        with _destination(data_dir, output) as file:
+            end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
+            file.flush()
     if output is not None:
         lines = [f"{output}: {end.entries} entries, {end.events} events, {end.incidents} incidents"]
         report(as_json, {"output": str(output)} | members(end), lines)

@@ -18,10 +18,9 @@ from idemactor.cli.tools import (
     config_option,
     epilog,
     json_option,
-    keys_of,
     members,
     report,
-    server_settings,
+    told_as_owner,
     working,
 )
 from idemactor.errors import StartError
@@ -47,8 +46,8 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
     from idemactor.storage.importing import Conflicts, import_lines
 
     with working(as_json=as_json, config_path=config_path) as progress, contextlib.ExitStack() as stack:
-        stack.enter_context(audited(config_path, "import", data_dir))
-        server = server_settings(config_path)
+        told = told_as_owner(config_path, data_dir, source)
+        stack.enter_context(audited(told, "import", data_dir))
         file: BinaryIO = sys.stdin.buffer if source is None else stack.enter_context(_opened(source))
         try:
             imported = import_lines(
@@ -56,8 +55,8 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
                 file,
                 progress,
                 shards=shards,
-                checksums=None if server is None else server.page_checksums,
-                keys=keys_of(server),
+                checksums=None if told.server is None else told.server.page_checksums,
+                keys=told.keys,
             )
         except Conflicts as error:
             progress.clear()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import click
 
 from idemactor.cli.audited import audited
-from idemactor.cli.tools import DIRECTORY, directory_of, epilog, json_option, keys_of, report, server_settings, working
+from idemactor.cli.identity import become_owner
+from idemactor.cli.tools import DIRECTORY, directory_of, epilog, json_option, report, told_by, working
 from idemactor.errors import StartError, StorageError
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 _EXAMPLE: Final = """\
 systemctl stop 'idemactor*' && idemactor reencrypt --config /etc/idemactor.toml --data-dir /var/lib/idemactor
 (take the old key out of the file) && systemctl start idemactor"""
+
+_NEEDED: Final = ("trio", "idemactor.shard.start", "idemactor.storage.resealing", "idemactor.storage.resharding")
+"""Of modules, what root has to load before it becomes a user who may not be able to read them."""
 
 
 @click.command(epilog=epilog(_EXAMPLE))
@@ -42,13 +47,16 @@ def reencrypt(config_path: Path, data_dir: Path | None, as_json: bool) -> None:
     Run it once more after it was interrupted: it goes on where it was. The files of before that a reshard, an import
     or a restore kept aside are left as they are.
     """
-    with working(as_json=as_json, config_path=config_path), audited(config_path, "reencrypt", data_dir):
-        server = server_settings(config_path)
-        keys = keys_of(server)
-        if server is None or keys is None:
-            raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
-        path = directory_of(data_dir, server)
-        written, brought_in = _reencrypt(path, keys)
+    for module in _NEEDED:
+        importlib.import_module(module)
+    with working(as_json=as_json, config_path=config_path):
+        told = told_by(config_path)
+        path = directory_of(data_dir, told.server)
+        become_owner(path)
+        with audited(told, "reencrypt", path):
+            if told.keys is None:
+                raise StartError(f"{config_path} has neither server.encryption_key_file nor server.encryption_key_env")
+            written, brought_in = _reencrypt(path, told.keys)
     lines = [
         f"{path}: rows encrypted anew: {written}, and batches that the journal alone had: {brought_in};"
         " only the first key is needed from now on"

@@ -13,10 +13,9 @@ from idemactor.cli.tools import (
     config_option,
     epilog,
     json_option,
-    keys_of,
     members,
     report,
-    server_settings,
+    told_as_owner,
     working,
 )
 
@@ -36,8 +35,11 @@ def reshard(data_dir: Path, shards: int, config_path: Path | None, as_json: bool
     """
     from idemactor.storage.resharding import reshard as distribute
 
-    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "reshard", data_dir):
-        rebuilt = distribute(data_dir, shards, progress, keys_of(server_settings(config_path)))
+    with (
+        working(as_json=as_json, config_path=config_path) as progress,
+        audited(told_as_owner(config_path, data_dir), "reshard", data_dir) as told,
+    ):
+        rebuilt = distribute(data_dir, shards, progress, told.keys)
     if rebuilt is None:
         report(as_json, {"shards": shards, "changed": False}, [f"{data_dir} has {shards} shards already"])
         return

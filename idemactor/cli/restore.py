@@ -13,10 +13,9 @@ from idemactor.cli.tools import (
     config_option,
     epilog,
     json_option,
-    keys_of,
     members,
     report,
-    server_settings,
+    told_as_owner,
     working,
 )
 
@@ -40,9 +39,11 @@ def restore(source: Path, data_dir: Path, replace: bool, apart: bool, config_pat
     from idemactor.cli.output import moment, now_ms
     from idemactor.storage.backups import restore as put_back
 
-    with working(as_json=as_json, config_path=config_path) as progress, audited(config_path, "restore", data_dir):
-        keys = keys_of(server_settings(config_path))
-        restored = put_back(source, data_dir, progress, replaced=replace, apart=apart, keys=keys)
+    with (
+        working(as_json=as_json, config_path=config_path) as progress,
+        audited(told_as_owner(config_path, data_dir, source), "restore", data_dir) as told,
+    ):
+        restored = put_back(source, data_dir, progress, replaced=replace, apart=apart, keys=told.keys)
     now = now_ms()
     unproved = [] if restored.compared else [f"nothing says how the files of {source} were: they were not compared"]
     names = ", ".join(restored.unread)

@@ -17,11 +17,12 @@ import click
 
 from idemactor.cli.command import fail
 from idemactor.cli.exits import Exit, table_of
+from idemactor.cli.identity import become_owner, caller
 from idemactor.cli.interrupts import INTERRUPTED, interruptible
 from idemactor.errors import ConfigError, StartError, StorageError
 
 if TYPE_CHECKING:
-    from idemactor.config import ServerSection
+    from idemactor.config import ServerConfig, ServerSection
     from idemactor.storage.sealing import Keyring
 
 SHOWN_EVERY_S: Final = 0.1
@@ -44,12 +45,53 @@ config_option: Final = click.option(
 _SETTINGS: Final = "IDEMACTOR_SERVER__"
 
 
-def server_settings(path: Path | None) -> ServerSection | None:
-    """What the server is told of its files, by its configuration and the environment; None: nothing.
+@dataclasses.dataclass(frozen=True, slots=True)
+class Told:
+    """What a tool goes by besides its arguments.
+
+    Attributes:
+        who: The name of the user who runs it.
+        server: What the server is told of its files; None: nothing.
+        keys: The keys of what is encrypted; None: there are none.
+        audit_file: Where the configuration that was named has what operators do written; None: nowhere.
+    """
+
+    who: str
+    server: ServerSection | None
+    keys: Keyring | None
+    audit_file: Path | None
+
+
+def told_as_owner(config_path: Path | None, written: Path | None, read: Path | None = None) -> Told:
+    """Read the settings, which root alone may be allowed to read, and then be the user in whose hands the files are.
+
+    Args:
+        config_path: The server's configuration, beside the environment.
+        written: See ``become_owner``.
+        read: See ``become_owner``.
 
     Raises:
-        StartError: They cannot be used.
+        StartError: See ``told_by`` and ``become_owner``.
     """
+    told = told_by(config_path)
+    become_owner(written, read)
+    return told
+
+
+def told_by(config_path: Path | None) -> Told:
+    """Read the settings.
+
+    Raises:
+        StartError: They cannot be used, or the package for the keys is not there.
+    """
+    config = _config(config_path)
+    server = None if config is None else config.server
+    # Nobody said of the environment's that tools go by it.
+    audit_file = None if config is None or config_path is None else config.log.audit_file
+    return Told(caller(), server, _keys_of(server), audit_file)
+
+
+def _config(path: Path | None) -> ServerConfig | None:
     if not _has_settings(path):
         return None
     from idemactor.config import load
@@ -58,7 +100,7 @@ def server_settings(path: Path | None) -> ServerSection | None:
     given = os.environ
     environment = given if path is not None else {k: v for k, v in given.items() if _counts_alone(k)}
     try:
-        return load(path, environment=environment).server
+        return load(path, environment=environment)
     except ConfigError as error:
         raise StartError(str(error)) from error
 
@@ -81,12 +123,7 @@ def directory_of(named: Path | None, server: ServerSection | None) -> Path:
     return (DATA_DIR_DEFAULT if server is None else server.data_dir).absolute()
 
 
-def keys_of(server: ServerSection | None) -> Keyring | None:
-    """The keys of what is encrypted.
-
-    Raises:
-        StartError: The package for it is not there.
-    """
+def _keys_of(server: ServerSection | None) -> Keyring | None:
     from idemactor.storage.sealing import Keyring
 
     return Keyring(server.encryption_keys) if server is not None and server.encryption_keys else None

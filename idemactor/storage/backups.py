@@ -152,9 +152,8 @@ def _scratch(source: Path, target: Path) -> Iterator[Path]:
     finally:
         try:
             # Once it has the name of the backup it is not there any more.
-            if scratch.exists():
-                with contextlib.suppress(OSError):
-                    discard(scratch)
+            with contextlib.suppress(OSError):
+                discard(scratch)
         finally:
             os.close(lock)
 

@@ -36,7 +36,6 @@ def switch(path: Path, home: Path, meta: Meta) -> None:
     Raises:
         OSError: It cannot be written; the set of before still counts.
     """
-    _own_as(home, path)
     sync_path(home)
     sync_path(path)
     write_meta(path, meta)
@@ -46,12 +45,3 @@ def switch(path: Path, home: Path, meta: Meta) -> None:
 def note_of(before: Meta | None) -> dict[str, Any] | None:
     """What a directory said of itself before, for ``made.json``."""
     return None if before is None else dataclasses.asdict(before)
-
-
-def _own_as(path: Path, like: Path) -> None:
-    """What root made in a directory is the directory's owner's: the server's, which could not write it otherwise."""
-    if os.geteuid() != 0:
-        return
-    owner = like.stat()
-    for each in (path, *path.rglob("*")) if path.is_dir() else (path,):
-        os.chown(each, owner.st_uid, owner.st_gid, follow_symlinks=False)

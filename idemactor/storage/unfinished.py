@@ -12,6 +12,8 @@ import contextlib
 import os
 import re
 import shutil
+import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +27,6 @@ from idemactor.storage.layout import (
     Meta,
     set_path,
 )
-from idemactor.storage.ownership import hand_over
 from idemactor.storage.sqlite_create import FILE_MODE, sync_path
 
 MARK_NAME: Final = "idemactor.unfinished"
@@ -49,7 +50,6 @@ def begin(path: Path) -> None:
         raise StartError(
             f"{path} is there already, and is not what an interrupted run of idemactor left; move it away"
         ) from None
-    hand_over(path, path.absolute().parent)
     mark(path)
 
 
@@ -80,7 +80,11 @@ def finish(path: Path) -> None:
 
 def is_marked(path: Path) -> bool:
     """Whether a directory is one that we made and did not finish."""
-    return not path.is_symlink() and path.is_dir() and (path / MARK_NAME).is_file()
+    try:
+        with _opened(path) as directory:
+            return _has_mark(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def is_unfinished(path: Path) -> bool:
@@ -91,16 +95,42 @@ def is_unfinished(path: Path) -> bool:
 def discard(path: Path) -> None:
     """Remove a directory of which ``is_unfinished`` is true. May be interrupted and repeated: the mark goes last.
 
+    What has the name by then counts, and no link is followed: it has the mark, or is empty, or stays as it is.
+
     Raises:
-        OSError: Something of it cannot be removed.
+        OSError: Something of it cannot be removed, or it is no such directory.
     """
-    for each in path.iterdir():
-        if each.is_dir() and not each.is_symlink():
-            shutil.rmtree(each)
-        elif each.name != MARK_NAME:
-            each.unlink()
-    (path / MARK_NAME).unlink(missing_ok=True)
+    with _opened(path) as directory:
+        if _has_mark(directory):
+            for name in os.listdir(directory):
+                if stat.S_ISDIR(os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode):
+                    shutil.rmtree(name, dir_fd=directory)
+                elif name != MARK_NAME:
+                    os.unlink(name, dir_fd=directory)
+            os.unlink(MARK_NAME, dir_fd=directory)
     path.rmdir()
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    """A directory as it is under its name, whatever takes the name meanwhile.
+
+    Raises:
+        NotADirectoryError: It is none, or a link to one.
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _has_mark(directory: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(MARK_NAME, dir_fd=directory, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False
 
 
 def unfinished_sets(path: Path, files: int) -> list[Path]:

@@ -10,6 +10,7 @@ import json
 import os
 import pty
 import pwd
+import shutil
 import signal
 import stat
 import subprocess
@@ -210,7 +211,7 @@ def test_a_signal_amid_the_imports_of_a_tool_is_an_interruption(name: str, numbe
 def test_every_tool_is_known_as_one() -> None:
     """What ``working`` is for, and nothing else: the server and the commands that talk to it have their own signals."""
     modules = {path.stem: path.read_text() for path in (Path(main_module.__file__).parent).glob("*.py")}
-    tools = {name.rstrip("_") for name, text in modules.items() if "interruptible()" in text or "with working(" in text}
+    tools = {name.rstrip("_") for name, text in modules.items() if "interruptible()" in text or " working(" in text}
     assert tools - {"tools", "interrupts"} == interrupts.TOOLS
 
 
@@ -357,6 +358,21 @@ def test_what_would_leave_no_trace_is_not_begun(
     done = invoke(name, *arguments, "--config", str(tmp_path / "c.toml"))
     assert done.exit_code == Exit.USAGE
     assert "audit.jsonl cannot be written" in done.stderr
+
+
+def test_a_line_that_cannot_be_written_any_more_is_told(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "log").mkdir()
+    audit = tmp_path / "log" / "audit.jsonl"
+    (tmp_path / "c.toml").write_text(f'[server]\ndata_dir = "{data}"\n[log]\naudit_file = "{audit}"\n')
+    monkeypatch.setattr(resharding, "reshard", lambda *_: shutil.rmtree(tmp_path / "log"))
+    done = invoke("reshard", str(data), "--to", "3", "--config", str(tmp_path / "c.toml"))
+    said, _, line = done.stderr.partition("; its line: ")
+    assert said == f"idemactor: log.audit_file {audit} cannot be written: No such file or directory"
+    told = json.loads(line)
+    assert (told["op"], told["data_dir"], told["result"]) == ("reshard", str(data), "done")
+    assert line.endswith("}\n")
 
 
 # ---------------------------------------------------------------------------------------------- where an export goes to

@@ -176,11 +176,25 @@ def test_what_root_made_first_is_the_directorys_owners(
     audit.happened("root", "restore", "done")
     owner = path.parent.stat()
     assert given == [(owner.st_uid, owner.st_gid)]
-    # Nor is what a link leads to: whoever may write into the directory would choose it.
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "read pipe", "second name"])
+def test_what_is_no_file_of_its_own_is_not_written(path: Path, audit: Audit, kind: str) -> None:
+    """Whoever may write into the directory would choose what is written, or that nothing goes on."""
     target = path.with_name("target")
-    path.rename(target)
-    path.symlink_to(target)
-    target.write_bytes(b"")
+    readers: list[int] = []
+    if "pipe" in kind:
+        os.mkfifo(path)
+        readers += [os.open(path, os.O_RDONLY | os.O_NONBLOCK)] if kind == "read pipe" else []
+    elif kind == "second name":
+        target.touch()
+        os.link(target, path)
+    else:
+        target.write_bytes(b"") if kind == "link" else None
+        path.symlink_to(target)
+    with pytest.raises(StartError, match=f"{path} cannot be written: it is a link, a pipe, or has a second name"):
+        audit.prove_writable()
     audit.happened("root", "restore", "done")
-    assert len(given) == 1
-    assert len(lines(target)) == 1
+    assert not target.exists() or target.read_bytes() == b""
+    for reader in readers:
+        os.close(reader)
