@@ -156,15 +156,19 @@ def test_a_link_in_the_place_of_what_is_being_made_leads_nowhere(
     assert state_of(victim) == before
 
 
-@pytest.mark.parametrize("name", ["shard-0000.db", "journal.db", "files-0001"])
-def test_a_link_that_was_planted_leads_nowhere(home: Path, victim: Path, name: str) -> None:
+@pytest.mark.parametrize("planted", [("shard-0000.db", "shard-0001.db", "journal.db"), ("files-0001",)])
+def test_links_that_were_planted_lead_nowhere(home: Path, victim: Path, planted: tuple[str, ...]) -> None:
     before = state_of(victim)
-    if name != "files-0001":
-        (home / "dn" / name).unlink()
-    (home / "dn" / name).symlink_to(victim / name)
+    for name in planted:
+        (home / "dn" / name).unlink(missing_ok=True)
+        (home / "dn" / name).symlink_to(victim if name == "files-0001" else victim / name)
+    # A copy that nobody has served yet: whoever opens it first writes into every shard.
+    meta = {"format": 2, "shards": 2, "created_ms": 1, "copied_ms": 2} | ({"files": 1} if len(planted) == 1 else {})
+    (home / "dn" / "idemactor.json").write_text(json.dumps(meta))
     give(home)
-    for arguments in (["reshard", home / "dn", "--to", "3"], ["restore", "--replace", home / "dn", home / "dn"]):
-        run(*arguments)
+    for arguments in (["reshard", home / "dn", "--to", "3"], ["check", home / "dn"]):
+        done = run(*arguments)
+        assert not AS_ROOT or done.returncode == Exit.USAGE, done
         assert state_of(victim) == before
 
 
