@@ -54,6 +54,8 @@ _UNFINISHED: Final = ".unfinished-"
 _UNREAD_TOKENS: Final = CLOCK_BACKSTEP_MS_DEFAULT * TOKENS_PER_MS
 """How many may have been granted beyond what is known where not everything can be read: more than a journal holds, and
 no more than the clock may lag."""
+_ANSWERED_MS: Final = 2_000
+"""How much later than it was decided at a command may be acknowledged: a caller goes by when its answer came."""
 _RANDOM_LETTERS: Final = 8
 """How many ``tempfile`` puts behind a name."""
 
@@ -266,8 +268,10 @@ def _taken_of(source: Path, meta: Meta) -> int | None:
 
 def _until(taken_ms: int, last: Newest) -> int:
     """Until when something may be missing; never before ``taken_ms``."""
-    present_ms = wall_ms() if last.unread or not last.latest_ms else 0
-    return max(taken_ms, last.latest_ms, present_ms)
+    present_ms = wall_ms()
+    known = last.latest_ms > 0 and not last.unread
+    latest_ms = min(last.latest_ms + _ANSWERED_MS, present_ms) if known else present_ms
+    return max(taken_ms, last.latest_ms, latest_ms)
 
 
 def _discard_unless_named(target: Path, files: int) -> None:

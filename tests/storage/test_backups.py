@@ -246,7 +246,7 @@ async def test_whoever_serves_a_backup_itself_grants_no_token_twice_either(tmp_p
 
 async def test_a_restore_replaces_data_only_where_that_is_asked_and_keeps_them(tmp_path: Path) -> None:
     content = await filled(tmp_path / "data")
-    later_ms = back_up(tmp_path / "data", tmp_path / "backup", silent).taken_ms + 1_777
+    later_ms = back_up(tmp_path / "data", tmp_path / "backup", silent).taken_ms + 60_000
     later = Filler(Random(9), tmp_path / "data", 2)
     await later.open()
     await later.turns(3)

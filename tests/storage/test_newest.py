@@ -13,6 +13,7 @@ from typing import Final
 import pytest
 
 from idemactor.errors import StartError
+from idemactor.storage import backups
 from idemactor.storage.backups import back_up, restore
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.copying import Copied
@@ -23,6 +24,7 @@ from idemactor.storage.journal_rows import encode
 from idemactor.storage.layout import MANIFEST_NAME, META_NAME, read_meta, shard_name
 from idemactor.storage.newest import newest
 from idemactor.storage.progress import silent
+from idemactor.storage.resharding import reshard
 from idemactor.storage.sealing import KEY_BYTES, Keyring
 from idemactor.storage.sqlite_wal import FRAME_BYTES
 from idemactor.storage.tokens import leap, token_at
@@ -31,7 +33,8 @@ from tests.storage.filled import Filler, killed
 
 QUIET: Final = 10_000
 """So many rows that write-behind never begins: all is in the journal alone."""
-LATER_MS: Final = 9_000
+LATER_MS: Final = 60_000
+"""Beyond the present, for as long as a test takes."""
 AHEAD_MS: Final = 20 * 60_000
 
 
@@ -183,6 +186,14 @@ async def test_a_window_never_ends_before_it_begins(tmp_path: Path) -> None:
     assert restored.until_ms == restored.taken_ms == copied.taken_ms
 
 
+async def test_a_command_is_told_of_whose_answer_took_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, filler = await lost(tmp_path)
+    monkeypatch.setattr(backups, "wall_ms", lambda: filler.now + 1_500)
+    assert restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True).until_ms == filler.now + 1_500
+    monkeypatch.setattr(backups, "wall_ms", lambda: filler.now + AHEAD_MS)
+    assert restore(tmp_path / "backup", tmp_path / "data", silent, replaced=True).until_ms == filler.now + 2_000
+
+
 # --------------------------------------------------------------------------------------------- a backup that was served
 
 
@@ -240,6 +251,10 @@ def test_a_backup_that_was_served_is_one_that_the_release_before_can_serve(tmp_p
     content = json.loads((tmp_path / "backup" / META_NAME).read_bytes())
     assert (content["format"], content["taken_ms"]) == (1, copied.taken_ms)
     again = back_up(tmp_path / "backup", tmp_path / "again", silent)
+    reshard(tmp_path / "backup", 2, silent)
+    served = read_meta(tmp_path / "backup")
+    assert served is not None
+    assert (served.shards, served.taken_ms) == (2, copied.taken_ms)
     meta = read_meta(tmp_path / "again")
     assert meta is not None
     assert (meta.copied_ms, meta.taken_ms) == (again.taken_ms, None)
