@@ -49,6 +49,9 @@ SHUTDOWN_MS_MAX: Final = 2_000
 """How long a server that stops waits for the last spans to leave."""
 
 _PROPAGATOR: Final = TraceContextTextMapPropagator()
+
+TRACE_FIELD_CHARS_MAX: Final = 512
+"""What is longer is as if it were not there; the library would log a line for each, and anybody can send some."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 """What ``http.request.method`` may say; anything else is ``_OTHER`` (semantic conventions for HTTP spans)."""
 _UNBOUNDED: Final = frozenset({"url.path", "http.request.method_original"})
@@ -131,7 +134,7 @@ class Telemetry:
         if route is not None:
             about["http.route"] = route
         name = f"{known if known == method else 'HTTP'} {route}" if route is not None else known
-        span = self._begin(name, SpanKind.SERVER, _PROPAGATOR.extract(dict(parent)), begun_ns, about)
+        span = self._begin(name, SpanKind.SERVER, _context_of(parent), begun_ns, about)
 
         def told(seconds: float, ended: Attributes) -> None:
             kept = {key: value for key, value in about.items() if key not in _UNBOUNDED}
@@ -153,7 +156,7 @@ class Telemetry:
         about: Attributes = {"rpc.system.name": RPC_SYSTEM, "rpc.method": known}
         begun_ns = self.now_ns()
         mine = {} if namespace is None else {"idemactor.namespace": namespace}
-        context = _PROPAGATOR.extract({} if parent is None else {"traceparent": parent})
+        context = _context_of({} if parent is None else {"traceparent": parent})
         span = self._begin(name, SpanKind.SERVER, context, begun_ns, {**about, **mine})
 
         def told(seconds: float, ended: Attributes) -> None:
@@ -167,11 +170,11 @@ class Telemetry:
         about["idemactor.namespace"] = attempt.namespace
         about["idemactor.operation_id"] = attempt.operation_id
         about["idemactor.attempt"] = attempt.number
-        return Sent(self.sent(_PROPAGATOR.extract(dict(attempt.parent), Context()), "POST", about))
+        return Sent(self.sent(_context_of(attempt.parent, Context()), "POST", about))
 
     def crossed(self, parent: str, command: Command | Query) -> Call:
         """A call came from another worker."""
-        return self.child(_PROPAGATOR.extract({"traceparent": parent}), f"forwarded {_name(command)}", command)
+        return self.child(_context_of({"traceparent": parent}), f"forwarded {_name(command)}", command)
 
     def child(self, context: Context, name: str, command: Command | Query) -> _InnerCall:
         """A command below something else."""
@@ -417,6 +420,12 @@ class _Turn:
         for call in self._calls:
             self._telemetry.stretch(call, name, self._at_ns, ended_ns, about, error)
         self._at_ns = ended_ns
+
+
+def _context_of(fields: Mapping[str, str], beside: Context | None = None) -> Context:
+    """Where the trace stands that the fields name."""
+    known = {name: value for name, value in fields.items() if len(value) <= TRACE_FIELD_CHARS_MAX}
+    return _PROPAGATOR.extract(known, beside)
 
 
 def _sent_to(method: str, origin: str, host: str, port: int, path: str) -> Attributes:

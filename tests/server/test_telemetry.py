@@ -16,7 +16,7 @@ from idemactor.config.model import ServerConfig, TelemetrySection
 from idemactor.errors import StartError
 from idemactor.node import telemetry_of
 from idemactor.server.operations import inspect_shards
-from idemactor.server.telemetry import TelemetrySettings
+from idemactor.server.telemetry import TRACE_FIELD_CHARS_MAX, TelemetrySettings
 from idemactor.server.tracing import parent_of
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.tracing import traced
@@ -139,6 +139,15 @@ def test_where_a_trace_stands_in_a_head() -> None:
 
 
 # ------------------------------------------------------------------------------------------------- RPC, other workers
+
+
+async def test_a_trace_that_is_too_long_to_be_one_fills_no_log(
+    autojump_clock: MockClock, seen: Seen, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rpc.serving(autojump_clock, tracing=seen.telemetry) as server:
+        for parent in ("0" * (TRACE_FIELD_CHARS_MAX + 1), PARENT + "-" + "0" * TRACE_FIELD_CHARS_MAX):
+            await server.connect().call("ping", traceparent=parent)
+    assert not [record for record in caplog.records if record.name.startswith("opentelemetry")]
 
 
 async def test_a_call_over_rpc(autojump_clock: MockClock, seen: Seen) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import trio
 
-from idemactor.core.commands import Accept, Get, Release, Reserve
+from idemactor.core.commands import Accept, Forget, Get, Release, Reserve
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.queries import (
     Acknowledge,
@@ -18,14 +19,17 @@ from idemactor.core.queries import (
     Inspected,
     ListIncidents,
     ListRecords,
+    ListStuck,
     NoSuchIncident,
     RecordsPage,
+    StuckPage,
 )
-from idemactor.core.record import State
+from idemactor.core.record import Entry, State
 from idemactor.core.replies import (
     Accepted,
     Committed,
     Completed,
+    Forgotten,
     Found,
     InFlight,
     Overloaded,
@@ -37,9 +41,21 @@ from idemactor.core.replies import (
 )
 from idemactor.shard.actor import HURRIED_BATCH_MIN, HURRIED_SHARE, SHARED_WRITE_MS, SHARED_WRITES_MAX, ShardSettings
 from idemactor.shard.company import ALONE_AFTER_S, GIVE_WAY_S
+from idemactor.shard.mailbox import Envelope
 from idemactor.storage.base import Batch
 from idemactor.storage.memory import MemoryDisk, MemoryEngine
-from tests.shard.harness import NAMESPACE, START_MS, TENANT, commit, identity, on_mock_time, reserve, running, slow
+from tests.shard.harness import (
+    NAMESPACE,
+    START_MS,
+    TENANT,
+    Call,
+    commit,
+    identity,
+    on_mock_time,
+    reserve,
+    running,
+    slow,
+)
 
 ALL = ListRecords(TENANT, NAMESPACE, None, None, None, 0, 100)
 INCIDENTS = ListIncidents(TENANT, NAMESPACE, 0, 100)
@@ -225,6 +241,84 @@ async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_h
             for number in range(4):
                 await rig.one(reserve(f"{pressed}-{number}"), Reserved)
             assert len(maintained) == expected
+
+
+@on_mock_time
+async def test_what_was_put_off_is_done_though_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    maintained: list[float] = []
+
+    async def maintain(_engine: MemoryEngine) -> None:
+        maintained.append(trio.current_time())
+
+    monkeypatch.setattr(MemoryEngine, "maintain", maintain)
+    async with running() as rig:
+        await trio.sleep(1)
+        maintained.clear()
+        rig.router.company.press(7)
+        await rig.one(reserve("k"), Reserved)
+        await trio.sleep(2 * GIVE_WAY_S)
+        assert len(maintained) == 1
+
+
+@on_mock_time
+async def test_a_turn_that_forgets_puts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    maintained: list[float] = []
+
+    async def maintain(_engine: MemoryEngine) -> None:
+        maintained.append(trio.current_time())
+
+    monkeypatch.setattr(MemoryEngine, "maintain", maintain)
+    async with running() as rig:
+        await rig.one(Accept(identity("k")), Accepted)
+        rig.router.company.press(7)
+        maintained.clear()
+        await rig.one(Forget(identity("k"), force=True), Forgotten)
+        await trio.lowlevel.checkpoint()
+        assert len(maintained) == 1
+
+
+@on_mock_time
+async def test_commands_are_answered_before_what_is_listed_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = MemoryEngine.list_records
+
+    async def slowly(engine: MemoryEngine, *asked: Any) -> list[Entry]:
+        await trio.sleep(5)
+        return await listed(engine, *asked)
+
+    monkeypatch.setattr(MemoryEngine, "list_records", slowly)
+    async with running() as rig:
+        listing = rig.query(ALL)
+        (call,) = rig.send(reserve("k"))
+        await call.wait()
+        assert (call.answered_at, listing.answered) == (0, False)
+        await listing.wait()
+        assert listing.answered_at == 5
+
+
+@on_mock_time
+async def test_what_nobody_waits_for_any_more_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def listed(_engine: MemoryEngine, *_asked: Any) -> list[Entry]:
+        asked.append(_asked)
+        return []
+
+    monkeypatch.setattr(MemoryEngine, "list_records", listed)
+    async with running() as rig:
+        gone = Call(ALL)
+        gone.closed = True
+        rig.router.ask(0, Envelope(ALL, gone, None))
+        await rig.found(ALL, RecordsPage)
+        assert len(asked) == 1
+        assert not gone.answered
+
+
+@on_mock_time
+async def test_who_lists_is_heard_as_well() -> None:
+    async with running() as rig:
+        await rig.one(reserve("k"), Reserved)
+        await rig.found(ListStuck("other", (NAMESPACE,), 0, 10), StuckPage)
+        assert rig.router.company.shared
 
 
 @on_mock_time

@@ -56,6 +56,9 @@ async def test_who_waits_is_not_let_in_by_a_stop_amid_a_turn_that_does_not_know_
         return await load(engine, identities)
 
     async with running() as rig:
+        # No room to remember anything beyond a turn.
+        assert rig.shard._ledger is not None
+        rig.shard._ledger._cache_bytes_max = 0
         await rig.one(reserve("k", lease_ms=60_000), Reserved)
         (waiter,) = rig.send(reserve("k", wait_ms=50_000))
         await trio.sleep(1)

@@ -10,7 +10,7 @@ import trio
 
 from idemactor.core.commands import Command, Doubt, Extend, Get, Release
 from idemactor.core.keys import Identity
-from idemactor.core.queries import Inspect
+from idemactor.core.queries import Inspect, ListStuck
 from idemactor.shard.mailbox import BOUND_MIN, Envelope, Mailbox
 from tests.shard.harness import Call, commit, identity, on_mock_time
 
@@ -166,6 +166,44 @@ def test_who_asks_for_little_beside_who_asks_for_much_presses_until_it_is_taken(
     assert box.pressing
     assert ("quiet", 0) in tags(box.take(10))
     assert not box.pressing
+
+
+def listings(tenant: str, count: int) -> list[Envelope]:
+    query = ListStuck(tenant, ("default",), 0, 10)
+    return [Envelope(query, Call(query), (tenant, "listing", number)) for number in range(count)]
+
+
+def test_a_turn_takes_one_listing_of_each_tenant_and_what_is_before_the_next() -> None:
+    box = still(1_000)
+    for envelope in listings("one", 3):
+        box.put([envelope])
+    box.put(of("one", 2))
+    box.put(of("two", 2))
+    for envelope in listings("two", 2):
+        box.put([envelope])
+    expected = [
+        {("one", "listing", 0), ("two", 0), ("two", 1), ("two", "listing", 0)},
+        {("one", "listing", 1), ("two", "listing", 1)},
+        {("one", "listing", 2), ("one", 0), ("one", 1)},
+    ]
+    assert [set(tags(box.take(100))) for _ in expected] == expected
+    assert len(box) == 0
+    # And it is a plain queue again, with a listing for each turn.
+    box.put(listings("one", 1))
+    box.put(of("one", 1))
+    assert len(box.take(100)) == 2
+    assert not box._lines
+
+
+def test_listings_of_who_asks_for_too_much_are_refused_once_they_are_late() -> None:
+    now = [0.0]
+    box = Mailbox(3, 1_000, now=lambda: now[0])
+    kept = listings("one", 5)
+    assert [len(box.put([envelope])) for envelope in kept] == [0, 0, 0, 1, 1]
+    now[0] = 2.0
+    assert box.take_late() == kept[:3]
+    assert len(box) == 0
+    assert box.take(10) == []
 
 
 def test_nobody_presses_where_a_turn_takes_all_that_waits() -> None:
