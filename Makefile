@@ -14,7 +14,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 ARGS ?=
 CONFIG ?= config.toml
 # Tests run in this many processes, each file in one of them: many wait for a real server more than they work.
-TEST_PROCESSES ?= 3
+TEST_PROCESSES ?= 4
 # How long the long suites run; their short forms are part of `make test`.
 CRASH_ROUNDS ?= 500
 SIM_SEEDS ?= 10000
