@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random, SystemRandom
@@ -18,6 +19,7 @@ from idemactor.storage.exporting import export
 from idemactor.storage.importing import import_lines
 from idemactor.storage.layout import read_meta, shard_name
 from idemactor.storage.progress import silent
+from idemactor.storage.resealing import only_in_journal
 from idemactor.storage.resharding import reshard
 from idemactor.storage.sealing import KEY_BYTES, Keyring
 from tests.storage.filled import Content, Filler, content_of, killed
@@ -35,9 +37,18 @@ async def filled(path: Path, *, checksums: bool = True, keys: Keyring | None = N
     filler = Filler(Random(seed), path.with_name(path.name + "-live"), SHARDS, checksums=checksums, keys=keys)
     await filler.open()
     await filler.turns(TURNS)
-    killed(filler.path, path)
+    while not _some_is_in_the_journal_alone(killed(filler.path, path)):
+        # By chance all of it had just been written behind.
+        shutil.rmtree(path)
+        await filler.turns(1)
     await filler.close()
     return filler.content
+
+
+def _some_is_in_the_journal_alone(path: Path) -> bool:
+    meta = read_meta(path)
+    assert meta is not None
+    return only_in_journal(meta.home(path), meta) > 0
 
 
 def files_of(path: Path) -> list[Path]:
