@@ -223,16 +223,20 @@ async def test_a_shard_that_gives_way_for_ever_gets_on_all_the_same() -> None:
         assert trio.current_time() < 21 * GIVE_WAY_S
 
 
-@on_mock_time
-async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_hurry(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    maintained: list[float] = []
+@pytest.fixture
+def maintained(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """When shards did what no answer waits for."""
+    times: list[float] = []
 
     async def maintain(_engine: MemoryEngine) -> None:
-        maintained.append(trio.current_time())
+        times.append(trio.current_time())
 
     monkeypatch.setattr(MemoryEngine, "maintain", maintain)
+    return times
+
+
+@on_mock_time
+async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_hurry(maintained: list[float]) -> None:
     async with running() as rig:
         for pressed, expected in ((False, 4), (True, 2)):
             if pressed:
@@ -244,13 +248,7 @@ async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_h
 
 
 @on_mock_time
-async def test_what_was_put_off_is_done_though_nobody_asks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    maintained: list[float] = []
-
-    async def maintain(_engine: MemoryEngine) -> None:
-        maintained.append(trio.current_time())
-
-    monkeypatch.setattr(MemoryEngine, "maintain", maintain)
+async def test_what_was_put_off_is_done_though_nobody_asks_again(maintained: list[float]) -> None:
     async with running() as rig:
         await trio.sleep(1)
         maintained.clear()
@@ -261,13 +259,7 @@ async def test_what_was_put_off_is_done_though_nobody_asks_again(monkeypatch: py
 
 
 @on_mock_time
-async def test_a_turn_that_forgets_puts_nothing_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    maintained: list[float] = []
-
-    async def maintain(_engine: MemoryEngine) -> None:
-        maintained.append(trio.current_time())
-
-    monkeypatch.setattr(MemoryEngine, "maintain", maintain)
+async def test_a_turn_that_forgets_puts_nothing_off(maintained: list[float]) -> None:
     async with running() as rig:
         await rig.one(Accept(identity("k")), Accepted)
         rig.router.company.press(7)
