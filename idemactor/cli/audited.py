@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import click
 
 from idemactor.errors import StartError, StorageError
+from idemactor.observability.audit import Audit, line_of
+from idemactor.observability.logs import Redact
 
 if TYPE_CHECKING:
     from idemactor.cli.tools import Told
@@ -33,9 +35,6 @@ def audited(told: Told, op: str, data_dir: Path | None) -> Iterator[Told]:
     if told.audit_file is None or told.server is None:
         yield told
         return
-    from idemactor.observability.audit import Audit, line_of
-    from idemactor.observability.logs import Redact
-
     audit = Audit(told.audit_file, Redact(False, b""))
     audit.prove_writable()
     where = (data_dir or told.server.data_dir).absolute()

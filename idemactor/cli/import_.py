@@ -34,7 +34,7 @@ _EXAMPLE: Final = "idemactor import /var/lib/idemactor everything.jsonl --shards
 @click.command("import", epilog=epilog(_EXAMPLE, Exit.CONFLICT))
 @click.argument("data_dir", type=DIRECTORY)
 @click.argument("source", metavar="[FILE]", type=DIRECTORY, required=False)
-@click.option("--shards", type=int, metavar="N", help="How many shards a new directory gets; as many as there were.")
+@click.option("--shards", type=int, metavar="N", help="Of a new directory; else the configuration's, or the export's.")
 @config_option
 @json_option
 def import_(data_dir: Path, source: Path | None, shards: int | None, config_path: Path | None, as_json: bool) -> None:
@@ -55,6 +55,7 @@ def import_(data_dir: Path, source: Path | None, shards: int | None, config_path
                 file,
                 progress,
                 shards=shards,
+                shards_default=None if told.server is None else told.server.shards,
                 checksums=None if told.server is None else told.server.page_checksums,
                 keys=told.keys,
             )

@@ -49,6 +49,16 @@ _INTERNAL: Final = 500
 _ORIGIN: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 """What comes before the path where a target is in absolute form (RFC 9112, section 3.2.2)."""
 
+_OPERATION: Final = "/v1/<namespace>/operations/<operation_id>"
+_RECORDS: Final = "/v1/<namespace>/records"
+_INCIDENTS: Final = "/v1/<namespace>/incidents"
+_AUTHORIZE: Final = "/v1/<namespace>/authorize"
+_VERDICT: Final = "/v1/<namespace>/verdict"
+_STUCK: Final = "/v1/stuck"
+_METRICS: Final = "/metrics"
+_READ_QUERIES: Final = frozenset({_OPERATION, _RECORDS, _INCIDENTS, _STUCK, _AUTHORIZE, _VERDICT, _METRICS})
+"""What has filters in its query, or may be sent that of another's request; and a scraper's own say nothing to us."""
+
 View = Callable[..., Awaitable[Response]]
 ForwardAuth = Callable[[ServerContext, HttpRequest, str], Awaitable[Told]]
 
@@ -87,24 +97,24 @@ def build_app(context: ServerContext) -> QuartTrio:
     views = _Views(context)
     for op in sorted(COMMAND_OPS):
         _route(app, "POST", f"/v1/<namespace>/{op}", partial(views.command, op))
-    _route(app, "GET", "/v1/<namespace>/operations/<operation_id>", views.operation)
-    _route(app, "DELETE", "/v1/<namespace>/operations/<operation_id>", views.cancel)
+    _route(app, "GET", _OPERATION, views.operation)
+    _route(app, "DELETE", _OPERATION, views.cancel)
     for name, view in (("poll", views.poll), ("ack", views.ack), ("nack", views.nack)):
         _route(app, "POST", f"/v1/<namespace>/outbox/{name}", view)
     _route(app, "POST", "/v1/<namespace>/key", views.key)
     _route(app, "POST", "/v1/batch", views.batch)
-    _route(app, "GET", "/v1/<namespace>/records", partial(views.listing, "records"))
-    _route(app, "GET", "/v1/<namespace>/incidents", partial(views.listing, "incidents"))
+    _route(app, "GET", _RECORDS, partial(views.listing, "records"))
+    _route(app, "GET", _INCIDENTS, partial(views.listing, "incidents"))
     _route(app, "POST", "/v1/<namespace>/incidents/<incident_id>/acknowledge", views.acknowledge)
     _route(app, "GET", "/v1/<namespace>/policy", views.policy)
     _route(app, "GET", "/v1/shards", views.shards)
-    _route(app, "GET", "/v1/stuck", views.stuck)
+    _route(app, "GET", _STUCK, views.stuck)
     # A gateway asks with its own method or with that of the request that it asks about.
-    _route(app, None, "/v1/<namespace>/authorize", partial(views.forward_auth, http_authorize.authorize))
-    _route(app, None, "/v1/<namespace>/verdict", partial(views.forward_auth, http_authorize.verdict))
+    _route(app, None, _AUTHORIZE, partial(views.forward_auth, http_authorize.authorize))
+    _route(app, None, _VERDICT, partial(views.forward_auth, http_authorize.verdict))
     _route(app, "GET", "/livez", views.livez)
     _route(app, "GET", "/readyz", views.readyz)
-    _route(app, "GET", "/metrics", views.metrics)
+    _route(app, "GET", _METRICS, views.metrics)
     _route(app, "GET", "/openapi.json", views.openapi)
     if context.tracing is not None:
         _trace(app, context.tracing)
@@ -140,6 +150,13 @@ async def _refuse_loose_path() -> None:
     path = _ORIGIN.sub(b"", raw, count=1) if not raw.startswith(b"/") else raw
     if not path.startswith(b"/") or path.startswith(b"//") or b"%2f" in path.lower():
         raise RequestError(Code.NOT_FOUND, "there is nothing at this path")
+
+
+def _refuse_query() -> None:
+    """A call that reads no query is not told anything by one: its caller means a member of the body."""
+    rule = request.url_rule
+    if rule is not None and rule.rule not in _READ_QUERIES and request.args:
+        raise InvalidRequest("this call reads nothing from the query", field=next(iter(request.args)))
 
 
 def _route(app: QuartTrio, method: str | None, path: str, view: View) -> None:
@@ -339,7 +356,9 @@ class _Views:
     # ---------------------------------------------------------------------------------------------------------- shared
 
     def _principal(self) -> Principal:
-        return self._context.authenticator.from_header(request.headers.getlist("Authorization"))
+        principal = self._context.authenticator.from_header(request.headers.getlist("Authorization"))
+        _refuse_query()
+        return principal
 
     def _scope(self, namespace: str, op: str) -> Scope:
         return self._context.authenticator.scope(self._principal(), namespace, op)

@@ -101,6 +101,9 @@ def objection(request: h11.Request, header_bytes_max: int, header_fields_max: in
     if b"transfer-encoding" in names and (b"content-length" in names or request.http_version == b"1.0"):
         # Two parties that read the length differently are what request smuggling lives on (RFC 9112, section 6.1).
         return Refusal(400, "The length of the request is ambiguous.")
+    if request.method != request.method.upper():
+        # Methods are compared exactly (RFC 9110, section 9.1); hypercorn would capitalize them.
+        return Refusal(501, "A method of this name is not implemented: the standard ones are in capitals.")
     if request.method == b"CONNECT":
         return Refusal(501, "This server is no proxy.")
     if any(name == b"upgrade" and b"websocket" in value.lower() for name, value in fields):

@@ -80,6 +80,7 @@ def import_lines(
     progress: Progress,
     *,
     shards: int | None = None,
+    shards_default: int | None = None,
     checksums: bool | None = None,
     keys: Keyring | None = None,
 ) -> Imported:
@@ -89,7 +90,8 @@ def import_lines(
         path: A directory that is empty, not there, or holds data that no server uses.
         file: The export.
         progress: Is told how far it is.
-        shards: Of a new directory; None: as many as the export's.
+        shards: How many a new directory gets, and one that is there has to have.
+        shards_default: How many a new directory gets where ``shards`` is None; None: as many as the export's.
         checksums: Whether pages of a new directory's files have some; None: they do.
         keys: What callers stored is sealed with them, and what is there already opened.
 
@@ -112,7 +114,7 @@ def import_lines(
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
-            count = meta.shards if meta is not None else spool.head.shards if shards is None else shards
+            count = (shards or shards_default or spool.head.shards) if meta is None else meta.shards
             rebuilt = None
             if meta is None or left != End(0, 0, 0):
                 read = stack.enter_context(read_shard(spool.path, Held(), keys))

@@ -66,6 +66,15 @@ def test_one_after_the_other(data: Path, tmp_path: Path) -> None:
     assert file.stat().st_mode & 0o777 == 0o600
     came = json.loads(invoke("import", str(tmp_path / "n"), str(file), "--json").stdout)
     assert (came["entries"], came["shards"]) == (0, 3)
+    config = tmp_path / "c.toml"
+    config.write_text("[server]\nshards = 5\n")
+    for name, options, shards in (
+        ("n5", ["--config", str(config)], 5),
+        ("n2", ["--config", str(config), "--shards", "2"], 2),
+        ("n", ["--config", str(config)], 3),
+    ):
+        came = json.loads(invoke("import", str(tmp_path / name), str(file), *options, "--json").stdout)
+        assert came["shards"] == shards
 
 
 def test_a_backup_is_of_the_servers_directory(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -552,6 +552,26 @@ async def test_filters_that_are_refused(query: str, autojump_clock: MockClock) -
         assert told["field"] == query.partition("=")[0]
 
 
+async def test_a_call_without_a_query_is_told_nothing_by_one(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, tokens=TOKENS) as client:
+        headers = bearer("operator-token")
+        for method, path in (
+            *(("POST", f"/v1/trade/{op}") for op in (*OPS, "dispatch", "key", "outbox/poll", "outbox/ack")),
+            ("POST", "/v1/batch"),
+            ("POST", "/v1/trade/incidents/0-1/acknowledge"),
+            ("GET", "/v1/trade/policy"),
+            ("GET", "/v1/shards"),
+        ):
+            body = None if method == "GET" else {"key": "k"}
+            answer = await client.call(method, f"{path}?wait_ms=1&wait_ms=2", body, headers)
+            told = answer.problem(400, "INVALID_REQUEST")
+            assert told["field"] == "wait_ms"
+            (await client.call(method, f"{path}?wait_ms=1", body)).problem(401, "UNAUTHENTICATED")
+        assert (await client.post("/v1/trade/get", {"key": "k"}, headers=headers)).status == 404
+        assert (await client.get("/metrics?collect=all", headers=headers)).status == 200
+        assert (await client.get("/livez?now=1")).status == 200
+
+
 async def test_filters(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as client:
         await client.post("/v1/trade/reserve", {"key": "lapsed"})

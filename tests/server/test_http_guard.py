@@ -347,7 +347,7 @@ def test_objections() -> None:
             request((b"transfer-encoding", b"chunked"), (b"content-length", b"1")),
             request((b"upgrade", b"WebSocket")),
         ],
-        501: [request(method=b"CONNECT")],
+        501: [request(method=b"CONNECT"), request(method=b"get")],
     }
     for status, requests in refused.items():
         for case in requests:

@@ -109,7 +109,9 @@ def parse_upstream(text: str) -> Origin:
         raise InvalidUpstream('is no upstream: write "http://host:port", "https://host" or "unix:/path"')
     if port == 0 or parts.netloc.endswith(":") or not _is_host(parts.hostname):
         raise InvalidUpstream("has no valid host and port")
-    if parts.path not in ("", "/") or parts.query or parts.fragment or parts.username is not None:
+    if parts.username is not None:
+        raise InvalidUpstream("has a user or a password in it, which would stand in listings: use a header field")
+    if parts.path not in ("", "/") or parts.query or parts.fragment:
         raise InvalidUpstream("has more than a host and a port: the path of a request is passed on whole")
     return Origin(parts.scheme, parts.hostname, _PORTS[parts.scheme] if port is None else port)
 

@@ -201,3 +201,10 @@ def test_upstreams(text: str, origin: Origin, authority: str) -> None:
 def test_what_is_no_upstream(text: str) -> None:
     with pytest.raises(InvalidUpstream):
         parse_upstream(text)
+
+
+@pytest.mark.parametrize("text", ["http://u@a", "https://u:secret@a:80", "http://:secret@a"])
+def test_credentials_in_a_url_are_named_and_not_repeated(text: str) -> None:
+    with pytest.raises(InvalidUpstream, match="has a user or a password in it") as caught:
+        parse_upstream(text)
+    assert "secret" not in str(caught.value)
