@@ -109,7 +109,7 @@ def test_a_namespace_whose_work_is_fetched_has_settings_too(file: Path) -> None:
     [
         ('url = "unix:/x"', "2: namespaces.orders.dispatch.url: must be a URL: is no URL"),
         ('url = "ftp://x/"', "2: namespaces.orders.dispatch.url: must be a URL: is no URL"),
-        ('url = "http://u:p@x/"', "2: namespaces.orders.dispatch.url: must be a URL: has more"),
+        ('url = "http://u:p@x/"', "2: namespaces.orders.dispatch.url: must be a URL: has a user"),
         ('url = "http://x/a#b"', "2: namespaces.orders.dispatch.url: must be a URL: has a fragment"),
         ('url = "http://x/a b"', "2: namespaces.orders.dispatch.url: must be a URL: has white space"),
         ('url = "http://x:0/"', "2: namespaces.orders.dispatch.url: must be a URL: has no valid host and port"),

@@ -22,6 +22,12 @@ from tests.sim.world import Parts, run_world
 
 SEEDS = int(os.environ.get("SIM_SEEDS", "60"))
 SEEDS_TO_FIND_A_BUG = 300
+LIKELY = {
+    "waiters left waiting by a stop": 118,
+    "counts shared with what is to be written": 43,
+    "what was to be written behind dropped when that fails": 10,
+}
+"""Seeds to try first, where it was long before one found it: any other may do as well."""
 CHUNK = 25
 
 
@@ -69,7 +75,8 @@ def test_a_seed_that_once_found_something_is_clean(seed: int) -> None:
 @pytest.mark.parametrize("name", PLANTED | PLANTED_STORAGE)
 def test_a_planted_mistake_is_found(name: str) -> None:
     parts = (PLANTED | PLANTED_STORAGE)[name]()
-    assert any(finds(seed, parts) for seed in range(SEEDS_TO_FIND_A_BUG)), f"nobody noticed: {name}"
+    seeds_to_try = (LIKELY.get(name, 0), *range(SEEDS_TO_FIND_A_BUG))
+    assert any(finds(seed, parts) for seed in seeds_to_try), f"nobody noticed: {name}"
 
 
 @pytest.mark.parametrize("name", PLANTED_OUTBOX)

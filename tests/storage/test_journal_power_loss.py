@@ -42,7 +42,7 @@ from tests.storage.lossy_vfs import LossyDisk
 from tests.storage.samples import Picture, Writer, name, outcome, picture
 from tests.storage.test_power_loss import Lost, applied, shown
 
-ROUNDS: Final = int(os.environ.get("POWER_ROUNDS", "70"))
+ROUNDS: Final = int(os.environ.get("POWER_ROUNDS", "40"))
 LIVES: Final = 3
 """Power losses in a round, one after the other on what the last one left."""
 MOMENTS: Final = 12
