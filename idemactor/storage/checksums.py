@@ -30,6 +30,8 @@ _RESERVED_AT: Final = 20
 """Where the header of a file says so (https://www.sqlite.org/fileformat2.html#the_database_header)."""
 _PAGE_SIZE_AT: Final = slice(16, 18)
 _HEADER_BYTES: Final = 100
+_ASKS: Final = -1
+"""What is reserved instead of a number of bytes by who only asks how many are."""
 _MAGIC: Final = b"SQLite format 3\0"
 _VFS: Final = "cksmvfs"
 
@@ -58,6 +60,23 @@ def make_room(connection: apsw.Connection) -> None:
     """Give every page of a file that is still empty room for a checksum."""
     reserved = ctypes.c_int(RESERVED_BYTES)
     connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+
+
+def begin_with_checksums(connection: apsw.Connection) -> None:
+    """Give a file that is still empty its first page, with room for checksums, before a copy fills it.
+
+    A copy writes the first page last, and the VFS keeps no checksums before it has seen there that it should: what did
+    not fit into SQLite's cache would be on disk without any.
+    """
+    make_room(connection)
+    connection.pragma("user_version", 1)
+
+
+def reserves_checksums(connection: apsw.Connection) -> bool:
+    """Whether an open file was made with room for checksums."""
+    reserved = ctypes.c_int(_ASKS)
+    connection.file_control("main", apsw.SQLITE_FCNTL_RESERVE_BYTES, ctypes.addressof(reserved))
+    return reserved.value == RESERVED_BYTES
 
 
 def has_checksums(path: Path) -> bool:

@@ -31,7 +31,13 @@ from idemactor.errors import StartError, StorageError
 from idemactor.storage import journal_file
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import open_untouched
-from idemactor.storage.checksums import checked_vfs, has_checksums, refuse_damage
+from idemactor.storage.checksums import (
+    begin_with_checksums,
+    checked_vfs,
+    has_checksums,
+    refuse_damage,
+    reserves_checksums,
+)
 from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, create_journal, opened_body
@@ -198,6 +204,8 @@ def _copy_file(source: AbstractContextManager[apsw.Connection], target: Path, to
         make_private(target)
         connection = apsw.Connection(str(target), vfs=checked_vfs())
         try:
+            if reserves_checksums(original):
+                begin_with_checksums(connection)
             with connection.backup("main", original, "main") as backup:
                 while not backup.done:
                     backup.step(PAGES_PER_STEP)

@@ -15,28 +15,33 @@ import apsw
 import pytest
 import trio
 
+from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.limits import TOKEN_MAX
+from idemactor.core.record import Outcome
 from idemactor.errors import StartError, StorageError
 from idemactor.storage import backups, copying, directory, tokens
 from idemactor.storage.backups import back_up, restore
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
+from idemactor.storage.checksums import has_checksums, wrong_pages
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import JournalFile, Row
 from idemactor.storage.journal_rows import encode
 from idemactor.storage.layout import META_NAME, lock_name, read_meta, shard_name
 from idemactor.storage.progress import silent
-from idemactor.storage.reading import Part
+from idemactor.storage.reading import Part, Whole
 from idemactor.storage.resealing import only_in_journal
 from idemactor.storage.sqlite_wal import FRAME_BYTES
 from idemactor.storage.tokens import TOKENS_BEFORE_COPIES, token_at
 from idemactor.storage.wal_frames import HEADER_BYTES, frames_in
 from tests.storage import format_1
-from tests.storage.filled import Content, Filler, content_of, killed
-from tests.storage.samples import NOW, name, pending
+from tests.storage.filled import Content, Filler, content_of, killed, tallies_of
+from tests.storage.samples import NOW, committed, name, pending
 
 ROUNDS = 12
+SPILLED_BYTES = 3 * 1024 * 1024
+"""More than what SQLite keeps of a file in memory where nobody says how much (2 MB)."""
 
 
 def per_shard(content: Content, filler: Filler) -> list[Content]:
@@ -406,6 +411,51 @@ async def test_of_a_journal_that_lost_its_end_what_is_left_is_taken_only_apart(t
     assert kept.wholes.keys() & whole.wholes.keys()
     assert restored.next_token > max(each.entry.record.token for each in whole.wholes.values() if each.entry.record)
     DataDirectory.open(tmp_path / "new").close()
+
+
+async def _fill(filler: Filler, number: int, shard: int, *, behind: bool) -> None:
+    """Commit one large outcome; ``behind``: let the shard's file be written."""
+    identity = next(i for i in (name(f"large-{number}-{n}") for n in itertools.count()) if _is_of(shard, i, filler))
+    token = filler.tokens[shard] = filler.tokens[shard] + 1
+    entry = committed(token, identity, outcome=Outcome(200, (), filler.rng.randbytes(60_000)))
+    content = filler.contents[shard]
+    content.wholes[identity] = Whole(entry, None)
+    batch = Batch(filler.now, token, [entry], tallies=tallies_of(content))
+    assert await filler.engines[shard].commit(batch) is CommitResult.OK
+    if behind:
+        await filler.engines[shard].maintain()
+
+
+def _is_of(shard: int, identity: Identity, filler: Filler) -> bool:
+    return shard_of(identity_hash(identity), filler.shards) == shard
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("behind", [True, False])
+async def test_what_does_not_fit_into_sqlites_cache_is_copied_with_its_checksums(
+    tmp_path: Path, behind: bool, checksums: bool
+) -> None:
+    """Much in the WAL of a shard, or in that of the journal: those pages have no checksums there."""
+    filler = Filler(Random(4), tmp_path / "data", 5, checksums=checksums)
+    await filler.open()
+    for number in range(70):
+        await _fill(filler, number, 0 if behind else number % 5, behind=behind)
+    heavy = filler.path / ("shard-0000.db-wal" if behind else f"{JOURNAL_NAME}-wal")
+    assert heavy.stat().st_size > SPILLED_BYTES
+    await trio.to_thread.run_sync(back_up, filler.path, tmp_path / "backup", silent)
+    left = killed(filler.path, tmp_path / "left")
+    content = filler.content.plain()
+    await filler.close()
+    for apart in (False, True):
+        restore(left, tmp_path / f"apart-{apart}", silent, apart=apart)
+    back_up(tmp_path / "backup", tmp_path / "again", silent)
+    for copy in ("backup", "again", "apart-False", "apart-True"):
+        # Where there are no checksums that is what is found.
+        assert not checksums or check_directory(tmp_path / copy).findings == ()
+        assert content_of(tmp_path / copy).plain() == content
+        for file in (tmp_path / copy).glob("*.db"):
+            assert has_checksums(file) is checksums
+            assert not checksums or not list(wrong_pages(file))
 
 
 def _with_something(directory: Path, name: str) -> Path:
