@@ -187,10 +187,12 @@ class Ledger(Generic[T]):
         self._purged = False
         self.fetched = {}
 
-    def absorb(self, loaded: Mapping[Identity, Entry]) -> None:
-        """Take in what was found on disk of ``missing``."""
+    def absorb(self, loaded: Mapping[Identity, Entry]) -> int:
+        """Take in what was found on disk of ``missing``; returns what it takes in memory, bytes, by an estimate."""
+        before = self._cache_bytes
         for identity, entry in loaded.items():
             self._remember(identity, entry)
+        return self._cache_bytes - before
 
     def finish(self) -> Work[T]:
         """The batch that was decided since ``begin``."""

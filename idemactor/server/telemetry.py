@@ -397,6 +397,14 @@ class _Turn:
         for call in calls:
             telemetry.stretch(call, "queue", min(call.put_ns, self._at_ns), self._at_ns, self._about)
 
+    def put_back(self, envelopes: Sequence[Envelope]) -> None:
+        """These are left to the next turn: from here on they are in the queue again."""
+        left = {id(envelope.tag) for envelope in envelopes}
+        for call in self._calls:
+            if id(call) in left:
+                call.put_ns = self._at_ns
+        self._calls = [call for call in self._calls if id(call) not in left]
+
     def decided(self) -> None:
         """Everything in the turn is decided."""
         self._next("decide", self._about)

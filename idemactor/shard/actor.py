@@ -10,7 +10,7 @@ dropped, and the shard reads everything anew.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, assert_never, cast
 
@@ -21,7 +21,7 @@ from idemactor.core.census import Census
 from idemactor.core.clock import Clock, Sequencer
 from idemactor.core.commands import Command, Forget
 from idemactor.core.keys import Identity
-from idemactor.core.ledger import Ledger, Work
+from idemactor.core.ledger import ENTRY_BYTES, Ledger, Work
 from idemactor.core.policy import Policy
 from idemactor.core.queries import (
     BYSTANDERS,
@@ -74,6 +74,13 @@ is written: for every so many milliseconds of the latest sync it takes as many c
 many, and so is about as long as what it waits for anyway. Not for those of the latest write: in it all other turns had
 theirs, and turns would grow with each other."""
 
+TURN_BYTES_MAX: Final = 32 * 1024 * 1024
+"""How much a turn brings into memory for its commands before what is left of them waits for the next one. By the
+estimate of the ledger; one piece of ``LOADED_AT_A_TIME`` may overshoot it."""
+
+LOADED_AT_A_TIME: Final = 64
+"""How many keys are looked up on disk at once: how large what is there is, is known only then."""
+
 SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
 """The most alarms that one turn deals with, and that one does in which callers wait for their answers: a storm of
@@ -99,6 +106,7 @@ class ShardSettings:
         batch_max: Of a turn.
         shared_batch_max: The same while several tenants are served, on a disk that takes no time.
         queue_ms: How long a command may wait behind others of its tenant.
+        turn_bytes_max: How much a turn brings into memory for its commands, bytes.
     """
 
     mailbox_max: int = limits.MAILBOX_COMMANDS_MIN
@@ -106,6 +114,7 @@ class ShardSettings:
     evict_after_ms: int = EVICT_AFTER_MS_DEFAULT
     batch_max: int = BATCH_COMMANDS_MAX
     shared_batch_max: int = BATCH_COMMANDS_MAX
+    turn_bytes_max: int = TURN_BYTES_MAX
 
 
 class _BatchFailed(StorageError):
@@ -144,6 +153,18 @@ class _Turn:
     forgets: bool = False
     put_off: bool = False
     answered: set[int] | None = None
+
+    def commands(self) -> list[tuple[Envelope, Command]]:
+        """The commands in hand, in order; the queries are set apart."""
+        self.queries = []
+        commands: list[tuple[Envelope, Command]] = []
+        for envelope in self.envelopes:
+            command = envelope.command
+            if type(command) in QUERIES:
+                self.queries.append((envelope, cast("Query", command)))
+            else:
+                commands.append((envelope, cast("Command", command)))
+        return commands
 
     @property
     def left(self) -> list[Envelope]:
@@ -215,6 +236,8 @@ class Shard:
         self._closing = False
         self._impatient = False
         self._put_off = False
+        # Where less fits into a turn than the smallest of so many keys, no more are worth a look at once.
+        self._piece = max(1, min(LOADED_AT_A_TIME, settings.turn_bytes_max // ENTRY_BYTES))
         self._used_at = clock.now_ms()
         self._asleep = Inspected((), None, 0, 0)
         if isinstance(opened, StorageError):
@@ -380,18 +403,11 @@ class Shard:
         # For the whole turn: who is told to go without the key being in memory would be told that nobody holds it.
         impatient = self._impatient
         ledger.begin(turn.now)
-        commands: list[tuple[Envelope, Command]] = []
-        for envelope in turn.envelopes:
-            command = envelope.command
-            if type(command) in QUERIES:
-                turn.queries.append((envelope, cast("Query", command)))
-            else:
-                commands.append((envelope, cast("Command", command)))
-        identities = [command.identity for _, command in commands]
-        if ledger.waiting:
-            identities.extend(ledger.timing_out(limits.TOKEN_MAX if impatient else turn.now))
+        commands = turn.commands()
+        waited_for = ledger.timing_out(limits.TOKEN_MAX if impatient else turn.now) if ledger.waiting else []
         turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
-        ledger.absorb(await self._load(ledger, identities, turn))
+        if await self._load(ledger, commands, waited_for, turn):
+            commands = turn.commands()
         await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))
         if turn.due:
             self._sweep(ledger, turn)
@@ -404,16 +420,55 @@ class Shard:
             ledger.time_out(everyone=impatient)
 
     async def _load(
-        self, ledger: Ledger[Envelope], identities: list[Identity], turn: _Turn
+        self,
+        ledger: Ledger[Envelope],
+        commands: Sequence[tuple[Envelope, Command]],
+        waited_for: Sequence[Identity],
+        turn: _Turn,
+    ) -> bool:
+        """Bring into memory what is missing of it; whether the turn was cut because that is too much for one.
+
+        Alarms and those who have waited long enough are not put off by how large what callers ask for is.
+        """
+        identities = [command.identity for _, command in commands]
+        wanted = ledger.missing([*identities, *waited_for] if waited_for else identities)
+        later: list[Identity] = []
+        if len(wanted) > self._piece:
+            in_order = [identity for identity in dict.fromkeys(identities) if identity in wanted]
+            wanted = {*in_order[: self._piece], *ledger.missing(waited_for)}
+            later = [identity for identity in in_order[self._piece :] if identity not in wanted]
+        loaded = ledger.absorb(await self._load_with_alarms(ledger, wanted, turn))
+        for start in range(0, len(later), self._piece):
+            if loaded > self._settings.turn_bytes_max:
+                self._cut(turn, set(later[start:]))
+                return True
+            loaded += ledger.absorb(await self._engine.load(later[start : start + self._piece]))
+        return False
+
+    async def _load_with_alarms(
+        self, ledger: Ledger[Envelope], wanted: set[Identity], turn: _Turn
     ) -> Mapping[Identity, Entry]:
         if turn.due:
             try:
-                return await self._engine.load(list(ledger.missing([*identities, *turn.due])))
+                return await self._engine.load(list(wanted | ledger.missing(turn.due)))
             except StorageError as error:
                 # Alarms never stop the shard from serving: what callers asked about is tried without them.
                 self._put_off_alarms(turn, error)
-        missing = ledger.missing(identities)
-        return await self._engine.load(list(missing)) if missing else {}
+        return await self._engine.load(list(wanted)) if wanted else {}
+
+    def _cut(self, turn: _Turn, not_loaded: Set[Identity]) -> None:
+        """What comes from the first command on whose key is not in memory waits for the next turn, before all else."""
+        at = next(
+            number
+            for number, envelope in enumerate(turn.envelopes)
+            if isinstance(envelope.command, Command) and envelope.command.identity in not_loaded
+        )
+        turn.envelopes, put_back = turn.envelopes[:at], turn.envelopes[at:]
+        self._mailbox.put_back(put_back)
+        if self._mailbox.pressing:
+            self._company.press(self.number)
+        if turn.trace is not None:
+            turn.trace.put_back(put_back)
 
     def _sweep(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """A bounded step of alarm work."""

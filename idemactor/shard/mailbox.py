@@ -140,6 +140,11 @@ class _Line:
         spared = [self._spared.popleft() for _ in range(min(limit, len(self._spared)))]
         return [*spared, *self._pop(min(limit - len(spared), len(self._waiting)))]
 
+    def put_back(self, envelopes: Sequence[Envelope]) -> None:
+        """They were taken, in this order, and are the first again; they came in time, and are not refused any more."""
+        self._spared.extendleft(reversed(envelopes))
+        self._listings += _listings_in(envelopes)
+
     def take_late(self, came_before: float) -> list[Envelope]:
         """What came before that time and may be refused; the rest of it is the first to be taken now."""
         refused: list[Envelope] = []
@@ -263,6 +268,30 @@ class Mailbox:
         now = self._now()
         self._sort(now)
         return self._take_turns(limit, now)
+
+    def put_back(self, envelopes: Sequence[Envelope]) -> None:
+        """Have at the head of their lines again what was taken last and cannot be dealt with yet.
+
+        The tenant of the first of them has had its turn, and is the last; the others are the first.
+
+        Args:
+            envelopes: The end of what ``take`` gave, at least one.
+        """
+        self._sort(self._now())
+        by_tenant: dict[str, list[Envelope]] = {}
+        for envelope in envelopes:
+            by_tenant.setdefault(tenant_of(envelope), []).append(envelope)
+        last, *first = by_tenant
+        for tenant, mine in by_tenant.items():
+            line, overload = self._line_of(tenant), self._overloads.get(tenant)
+            if overload is not None:
+                overload.taken -= len(mine)
+            if tenant and tenant != last and not line:
+                self.pressing = True
+            line.put_back(mine)
+        self._in_lines += len(envelopes)
+        self._lines = {tenant: self._lines[tenant] for tenant in (*first, *self._lines)}
+        self._lines[last] = self._lines.pop(last)
 
     def take_late(self) -> list[Envelope]:
         """What has waited in a line for too long and is to be refused."""

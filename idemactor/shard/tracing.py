@@ -27,6 +27,9 @@ class Call(Protocol):
 class TurnTrace(Protocol):
     """What one turn of a shard does for the traced calls in it. No method may block or raise."""
 
+    def put_back(self, envelopes: Sequence[Envelope]) -> None:
+        """These are left to the next turn."""
+
     def decided(self) -> None:
         """Everything in the turn is decided."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import sys
+from itertools import pairwise
 from typing import Any, Final
 
 import pytest
@@ -18,6 +19,7 @@ from idemactor.node import telemetry_of
 from idemactor.server.operations import inspect_shards
 from idemactor.server.telemetry import TRACE_FIELD_CHARS_MAX, TelemetrySettings
 from idemactor.server.tracing import parent_of
+from idemactor.shard.actor import Shard, ShardSettings
 from idemactor.shard.mailbox import Envelope
 from idemactor.shard.tracing import traced
 from idemactor.storage.base import CommitResult
@@ -100,6 +102,25 @@ async def test_each_command_of_a_batch(autojump_clock: MockClock, seen: Seen) ->
     assert seen.below(server) == ["reserve"] * 3
     writes = [span for span in seen.spans if span.name == "COMMIT"]
     assert [about(span)["db.operation.batch.size"] for span in writes] == [3] * 3
+
+
+async def test_what_a_turn_leaves_to_the_next_is_in_the_queue_again(autojump_clock: MockClock, seen: Seen) -> None:
+    ops: list[dict[str, object]] = [{"namespace": "default", "key": f"k{number}"} for number in range(3)]
+    async with running(autojump_clock, tracing=seen.telemetry, shards=1) as rig:
+        [shard] = rig.context.router.shards
+        assert isinstance(shard, Shard)
+        assert shard._ledger is not None
+        shard._ledger._cache_bytes_max = 0
+        await Client(rig).post("/v1/batch", {"ops": [{"op": "reserve"} | op for op in ops]})
+        shard._settings, shard._piece = ShardSettings(turn_bytes_max=1), 1
+        await Client(rig).post("/v1/batch", {"ops": [{"op": "get"} | op for op in ops]})
+    gets = [span for span in seen.spans if span.name == "get"]
+    assert [seen.below(span) for span in gets] == [["queue"] * times + ["decide"] for times in (1, 2, 3)]
+    below = [span for span in seen.spans if span.parent is not None and span.parent.span_id == gets[2].context.span_id]
+    for before, behind in pairwise(below):
+        assert before.end_time is not None
+        assert behind.start_time is not None
+        assert behind.start_time >= before.end_time
 
 
 async def test_a_write_that_failed_is_seen(autojump_clock: MockClock, seen: Seen) -> None:

@@ -329,3 +329,78 @@ def test_a_slow_shard_still_takes_a_few() -> None:
     watched.now += 0.9
     watched.box.take_late()
     assert len(watched.box.put(of("loud", 1_000))) == 1_000 - BOUND_MIN
+
+
+# --------------------------------------------------------------------------------------------------- what is put back
+
+
+def test_what_is_put_back_is_first_again_before_all_that_came_later() -> None:
+    box = still(100)
+    sent = of("loud", 6)
+    box.put(sent[:4])
+    taken = box.take(10)
+    box.put(sent[4:])
+    box.put_back(taken[1:])
+    assert len(box) == 5
+    assert list(box) == sent[1:]
+    assert [box.take(2), box.take(10)] == [sent[1:3], sent[3:]]
+    assert len(box) == 0
+    # And it is a plain queue again.
+    assert box.put(of("quiet", 1)) == []
+    assert tags(box.take(5)) == [("quiet", 0)]
+
+
+def test_what_is_put_back_twice_keeps_its_order() -> None:
+    box = still(100)
+    sent = of("loud", 6)
+    box.put(sent)
+    box.put_back(box.take(4)[1:])
+    box.put_back(box.take(4)[1:])
+    assert box.take(10) == sent[2:]
+
+
+def test_who_had_the_turn_that_was_cut_is_last_in_the_next() -> None:
+    box = still(100)
+    box.put(of("loud", 60) + of("quiet", 1) + of("other", 60))
+    taken = box.take(30)
+    assert taken[0].tag == ("loud", 0)
+    assert not box.pressing
+    box.put_back(taken[2:])
+    # Of the other something waits beside what was put back.
+    assert box.pressing
+    again = tags(box.take(30))
+    assert again[0] == ("quiet", 0)
+    assert again[1] == ("other", 0)
+    assert again.index(("loud", 2)) > again.index(("other", 0))
+    assert not box.pressing
+
+
+def test_who_had_the_turn_that_was_cut_does_not_press() -> None:
+    box = still(100)
+    box.put(of("loud", 6))
+    box.put_back(box.take(10)[2:])
+    assert not box.pressing
+
+
+def test_a_listing_that_is_put_back_counts_again() -> None:
+    box = still(100)
+    box.put([*of("acme", 1), *listings("acme", 1)])
+    taken = box.take(10)
+    assert len(taken) == 2
+    box.put_back(taken)
+    box.put(listings("acme", 1))
+    assert [len(box.take(10)), len(box.take(10)), len(box.take(10))] == [2, 1, 0]
+
+
+def test_what_is_put_back_is_never_late_and_does_not_count_as_taken() -> None:
+    time = [0.0]
+    box = Mailbox(8, queue_ms=1_000, now=lambda: time[0])
+    sent = of("loud", 9)
+    assert box.put(sent) == sent[8:]
+    taken = box.take(4)
+    time[0] = 0.1
+    box.put_back(taken[1:])
+    assert box._overloads["loud"].taken == 1
+    time[0] = 2.0
+    assert box.take_late() == sent[4:8]
+    assert box.take(10) == sent[1:4]
