@@ -288,7 +288,9 @@ async def serve_doors(
 ) -> None:
     """Run shards and doors until a signal says to stop, and then until everything is answered."""
     limits = HttpLimits(connections_max=connections_max)
-    guarded = HttpDoor(build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"))
+    guarded = HttpDoor(
+        build_app(context), limits=limits, observer=DoorObserver(context.observer, "http"), backlog=context.backlog
+    )
     http_door = FastDoor(context, guarded)
     rpc_door = RpcDoor(context)
     async with _beating(context, life) as heartbeat, trio.open_nursery() as doors, trio.open_nursery() as shards:

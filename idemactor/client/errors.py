@@ -188,7 +188,8 @@ class Unavailable(OutOfService):
 
 
 class Overloaded(OutOfService):
-    """The server took nothing: too many wait, or it is shutting down."""
+    """The server took nothing: too many wait, or it is shutting down. Or it has nothing but an outcome to tell, and no
+    room for it, as in a batch that asks for very large ones: asking again, for fewer, is safe."""
 
 
 class Unreachable(OutOfService):

@@ -13,11 +13,11 @@ from typing import Any, Final, Generic, TypeVar
 import msgpack
 
 from idemactor.client.errors import InvalidRequest, ProtocolViolation, TooLarge
-from idemactor.core.limits import FRAME_BYTES_MAX
+from idemactor.core.limits import BATCH_ANSWER_BYTES_MAX, FRAME_BYTES_MAX
 from idemactor.errors import Code
 
-ANSWER_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""The largest answer: a batch may bring back a thousand outcomes of the largest size."""
+ANSWER_BYTES_MAX: Final = 2 * BATCH_ANSWER_BYTES_MAX
+"""The largest answer: that of a batch, whose outcomes are bounded and far more than all else in it."""
 
 MSGID_MAX: Final = 2**32 - 1
 """The published protocol's: a msgid is a 32-bit unsigned integer."""

@@ -562,7 +562,7 @@ def _count_record(tally: Tally, entry: Entry, by: int) -> None:
 
 def _cost(entry: Entry) -> int:
     outcome = entry.record.outcome if entry.record else None
-    return ENTRY_BYTES + (outcome.size() if outcome else 0)
+    return ENTRY_BYTES + (outcome.cost() if outcome else 0)
 
 
 def visible(entry: Entry, policy: Policy, now: int) -> Entry | None:

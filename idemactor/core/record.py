@@ -7,6 +7,7 @@ tombstone (what the latest released attempt left). Both may stand side by side.
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from idemactor.core.delivery import Delivery, Ending
 from idemactor.core.fingerprint import Fingerprint
@@ -21,6 +22,10 @@ class State(enum.IntEnum):
     LAPSED = 1
     DOUBTED = 2
     COMMITTED = 3
+
+
+HEADER_BYTES: Final = 160
+"""About what a header takes in memory beside its text."""
 
 
 @slotted
@@ -42,6 +47,10 @@ class Outcome:
     def size(self) -> int:
         """The bytes that count against ``outcome_max_bytes``: body and header text."""
         return len(self.body) + sum(len(n.encode()) + len(v.encode()) for n, v in self.headers)
+
+    def cost(self) -> int:
+        """What it takes in memory, bytes, by an estimate, and no less than in an answer over RPC."""
+        return self.size() + HEADER_BYTES * len(self.headers)
 
     def within(self, max_bytes: int) -> Outcome:
         """This outcome, or only its status where it is over ``max_bytes``: a commit never fails for its size."""

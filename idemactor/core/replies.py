@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+
 from idemactor.core.delivery import OperationState
 from idemactor.core.record import Outcome, Record
 from idemactor.core.values import slotted
@@ -264,11 +266,21 @@ class OutboxFull:
     entries_max: int
 
 
+class Untold(enum.StrEnum):
+    """Why a caller is told no more than to ask again."""
+
+    NOT_TAKEN = "not_taken"
+    NOT_KEPT = "not_kept"
+    BATCH_FULL = "batch_full"
+
+
 @slotted
 class Overloaded:
-    """The command was not taken: the mailbox is full, or the server shuts down."""
+    """The command was not taken: the mailbox is full, or the server shuts down. Or it changed nothing, and its outcome
+    is more than may wait for those who read, or than the answer of one batch may hold."""
 
     retry_after_ms: int
+    why: Untold = Untold.NOT_TAKEN
 
 
 @slotted
@@ -312,3 +324,10 @@ Reply = (
     | Overloaded
     | Unavailable
 )
+
+
+def outcome_of(answer: object) -> Outcome | None:
+    """The stored outcome that an answer carries, if it does. What is answered so has changed nothing."""
+    if type(answer) is Completed or type(answer) is Watched:
+        return answer.outcome
+    return answer.record.outcome if type(answer) is Found else None

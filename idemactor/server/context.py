@@ -11,8 +11,8 @@ from idemactor.observability.audit import NO_AUDIT, Audit
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
 from idemactor.server.auth import Authenticator
+from idemactor.server.backlog import Backlog
 from idemactor.server.lane import Lane
-from idemactor.server.outbox import Backlog
 from idemactor.server.shard_map import ALONE, ShardMap
 from idemactor.server.tracing import Tracing
 from idemactor.shard.bell import Bell
@@ -39,7 +39,8 @@ class ServerContext:
         tracing: Follows calls on their way; None: nobody does.
         bell: Rings when there may be something in an outbox.
         audit: Is told what operators did.
-        backlog: What waits for clients of any door that do not read their answers.
+        backlog: What waits for clients of any door that do not read their answers; it tells ``observer`` of those
+            that it did not keep.
         destinations: Where the intents of a namespace are delivered to, for people.
     """
 
@@ -59,3 +60,6 @@ class ServerContext:
     audit: Audit = NO_AUDIT
     backlog: Backlog = field(default_factory=Backlog)
     destinations: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.backlog.on_refused = self.observer.overloaded

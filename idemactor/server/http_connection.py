@@ -213,10 +213,18 @@ class HttpConnection:
             raise
 
     async def _write_pieces(self, data: bytes) -> None:
-        view = memoryview(data)
-        for start in range(0, len(view), WRITE_BYTES):
-            with trio.fail_after(self._limits.write_ms / _MS_PER_S):
-                await self._stream.send_all(view[start : start + WRITE_BYTES])
+        view, backlog = memoryview(data), self._shared.backlog
+        left = len(view)
+        backlog.waiting_bytes += left
+        try:
+            while left:
+                piece = view[-left:][:WRITE_BYTES]
+                with trio.fail_after(self._limits.write_ms / _MS_PER_S):
+                    await self._stream.send_all(piece)
+                backlog.waiting_bytes -= len(piece)
+                left -= len(piece)
+        finally:
+            backlog.waiting_bytes -= left
 
     async def _break(self) -> None:
         self._is_broken = True

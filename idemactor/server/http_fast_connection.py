@@ -294,7 +294,9 @@ class FastConnection:
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
         commands = batch.commands
-        replies = Replies(len(commands), lambda: self._answer(lambda: told(batch.body(replies.answers))))
+        replies = Replies(
+            len(commands), lambda: self._answer(lambda: told(batch.body(replies.take()))), self._context.backlog
+        )
         if commands:
             self._lane.route(batch.envelopes(self._context, replies, self._request))
         else:
@@ -304,6 +306,8 @@ class FastConnection:
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
         """Take the answer to the call in hand."""
+        if self._context.backlog.full:
+            answers = self._context.backlog.spared(answers)
         [(tag, answer)] = answers
         assert isinstance(tag, _Tag)
         self._answer(lambda: answered(answer, tag.command, is_operator=tag.is_operator))

@@ -21,6 +21,7 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.typing import ASGIFramework
 
 from idemactor.errors import Code
+from idemactor.server.backlog import Backlog
 from idemactor.server.http_connection import HttpConnection
 from idemactor.server.http_protocol import Refusal, render
 from idemactor.server.http_shared import HttpLimits, HttpObserver, Shared
@@ -59,10 +60,17 @@ class HttpDoor:
     """
 
     def __init__(
-        self, app: ASGIFramework, *, limits: HttpLimits | None = None, observer: HttpObserver | None = None
+        self,
+        app: ASGIFramework,
+        *,
+        limits: HttpLimits | None = None,
+        observer: HttpObserver | None = None,
+        backlog: Backlog | None = None,
     ) -> None:
         limits = limits or HttpLimits()
-        self._shared = Shared(ASGIWrapper(app), hypercorn_config(limits), limits, observer or HttpObserver())
+        self._shared = Shared(
+            ASGIWrapper(app), hypercorn_config(limits), limits, observer or HttpObserver(), backlog or Backlog()
+        )
         self._connections: set[HttpConnection] = set()
         self._listeners: Sequence[Listener] = ()
 

@@ -11,6 +11,7 @@ from hypercorn.config import Config
 from hypercorn.trio.worker_context import EventWrapper, WorkerContext
 from hypercorn.typing import AppWrapper, LifespanState
 
+from idemactor.server.backlog import Backlog
 from idemactor.server.http_protocol import Phase
 from idemactor.server.listeners import CONNECTIONS_MAX_DEFAULT, AcceptObserver
 
@@ -89,12 +90,18 @@ class DrainContext(WorkerContext):
 
 @dataclasses.dataclass(slots=True)
 class Shared:
-    """What all connections of a door have in common; ``closes_at`` is when draining ends, on trio's clock."""
+    """What all connections of a door have in common.
+
+    Attributes:
+        backlog: What waits for clients that do not read their answers.
+        closes_at: When draining ends, on trio's clock.
+    """
 
     app: AppWrapper
     config: Config
     limits: HttpLimits
     observer: HttpObserver
+    backlog: Backlog = dataclasses.field(default_factory=Backlog)
     context: DrainContext = dataclasses.field(default_factory=DrainContext)
     state: LifespanState = dataclasses.field(default_factory=dict)
     closes_at: float = math.inf

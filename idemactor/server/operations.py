@@ -91,7 +91,7 @@ async def carry_out(
         handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
         asked: Who gives them.
     """
-    replies = Replies(len(commands))
+    replies = Replies(len(commands), backlog=context.backlog)
     context.router.route(_envelopes(context, commands, replies, asked))
     handed_over.set()
     return await replies.wait()

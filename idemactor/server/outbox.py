@@ -4,33 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final
 
 import trio
+
+from idemactor.server.backlog import Backlog
 
 PIECE_BYTES: Final = 65_536
 """What a slow client is given at a time: one that does read is not cut off for the size of its answers."""
 
 _MS_PER_S: Final = 1_000
-
-
-UNREAD_BYTES_ALL: Final = 128 * 1024 * 1024
-"""The most that may wait for all clients of the process together; beyond it each gets one answer at a time, until its
-write deadline ends one that does not read. So those who read are served on, whoever else does not."""
-
-
-@dataclass(slots=True)
-class Backlog:
-    """What waits for the clients of all doors of a process.
-
-    Attributes:
-        waiting_bytes: How much it is.
-        bytes_max: With more, no client may keep more than one answer waiting.
-    """
-
-    waiting_bytes: int = 0
-    bytes_max: int = UNREAD_BYTES_ALL
 
 
 def _nobody() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol, cast
 
 import trio
 
@@ -19,6 +19,7 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import dispatching, operations
 from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, unauthenticated
+from idemactor.server.backlog import outcome_bytes
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.server.stuck import stuck
@@ -103,12 +104,27 @@ class _Call(NamedTuple):
     waits: bool
 
 
+class _Kept(NamedTuple):
+    """The tag of a call whose answer waits for room, and what its outcome counts for meanwhile, bytes."""
+
+    call: _Call
+    size: int
+
+
+class _Told(NamedTuple):
+    """An answer that came by a task, as a shard delivers them."""
+
+    call: _Call
+    answer: Answer
+
+
 class _Whole(NamedTuple):
     """The tag of what is answered at once for several commands, or by a task: its frame is made when there is room."""
 
     calls: int
     is_waiting: bool
     make: Callable[[], Frame]
+    replies: Replies | None = None
 
 
 class RpcCalls:
@@ -133,6 +149,7 @@ class RpcCalls:
         self.in_flight = 0
         self.waiting = 0
         self._context = context
+        self._backlog = context.backlog
         self._tracing = context.tracing
         self._waiting_max = waiting_max
         self._link: Link = link
@@ -161,7 +178,12 @@ class RpcCalls:
         self.closed = True
         self._link = _NOBODY
         self._batch, self._said = [], []
-        self._held.clear()
+        while self._held:
+            tag, _ = self._held.popleft()
+            if type(tag) is _Kept:
+                self._backlog.held_bytes -= tag.size
+            elif type(tag) is _Whole and tag.replies is not None:
+                tag.replies.abandon()
 
     def _keep_up(self) -> None:
         """Rights last as long as their token does, on connections that are open already, too."""
@@ -175,8 +197,12 @@ class RpcCalls:
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
         """Take the answers of one batch of a shard: encoded once, sent in one write, as far as there is room."""
         if self._link is not _NOBODY:
+            if self._backlog.full:
+                answers = self._backlog.spared(answers)
             self._held.extend(answers)
             self.send_held()
+            if self._held:
+                self._keep(len(answers))
             self._link.stir()
 
     def _answer(self, whole: _Whole) -> None:
@@ -184,7 +210,25 @@ class RpcCalls:
         if self._link is not _NOBODY:
             self._held.append((whole, None))
             self.send_held()
+            if self._held and whole.replies is not None and self._backlog.crowded:
+                whole.replies.spare()
             self._link.stir()
+        elif whole.replies is not None:
+            whole.replies.abandon()
+
+    def _keep(self, latest: int) -> None:
+        """What is left of the ``latest`` answers has to wait: its outcomes count, or are not kept."""
+        backlog = self._backlog
+        left = [self._held.pop() for _ in range(min(latest, len(self._held)))]
+        for call, answer in reversed(left):
+            size = outcome_bytes(answer)
+            if not size:
+                self._held.append((call, answer))
+            elif backlog.crowded:
+                self._held.append((call, backlog.refuse()))
+            else:
+                backlog.held_bytes += size
+                self._held.append((_Kept(cast("_Call", call), size), answer))
 
     @property
     def held(self) -> bool:
@@ -206,6 +250,9 @@ class RpcCalls:
             call, answer = held.popleft()
             if type(call) is _Call:
                 calls, is_waiting, frame = 1, call.waits, _frame(call, answer)
+            elif type(call) is _Kept:
+                self._backlog.held_bytes -= call.size
+                calls, is_waiting, frame = 1, call.call.waits, _frame(call.call, answer)
             else:
                 assert type(call) is _Whole
                 calls, is_waiting, frame = call.calls, call.is_waiting, call.make()
@@ -370,9 +417,9 @@ class RpcCalls:
         def finish() -> None:
             if call is not None:
                 call.over(None)
-            self._answer(_Whole(count, False, lambda: (request.msgid, None, batch.body(replies.answers))))
+            self._answer(_Whole(count, False, lambda: (request.msgid, None, batch.body(replies.take())), replies))
 
-        replies = Replies(count, finish)
+        replies = Replies(count, finish, self._backlog)
         self.in_flight += count
         self._batch.extend(batch.envelopes(self._context, replies, call))
         if not count:
@@ -387,22 +434,29 @@ class RpcCalls:
 
         self._spawn(request, asked)
 
-    def _spawn(self, request: Request, work: Callable[[], Awaitable[Frame]], *, is_waiting: bool = False) -> None:
+    def _spawn(
+        self, request: Request, work: Callable[[], Awaitable[Frame | _Told]], *, is_waiting: bool = False
+    ) -> None:
         """Answer once ``work`` is done, which takes more than one shard, or more than one step."""
         self._count(is_waiting)
         call = self._take_trace()
 
         async def answer() -> None:
             code: str | None = _CUT_OFF
+            told: Frame | _Told
             try:
-                frame = await work()
-                code = _code_of(frame)
+                told = await work()
+                code = _code_of(told)
             except RequestError as error:
-                frame, code = self._refusal(request.msgid, error), error.code
+                told, code = self._refusal(request.msgid, error), error.code
             finally:
                 if call is not None:
                     call.over(code)
-            self._answer(_Whole(1, is_waiting, lambda: frame))
+            if isinstance(told, _Told):
+                self.deliver([told])
+            else:
+                frame = told
+                self._answer(_Whole(1, is_waiting, lambda: frame))
 
         self._link.spawn(answer)
 
@@ -413,9 +467,9 @@ class RpcCalls:
         operation_id, wait_ms = operation_from(request.params, Dialect.MSGPACK)
         call = self._traced
 
-        async def look() -> Frame:
+        async def look() -> _Told:
             answer, command = await dispatching.operation(self._context, scope, operation_id, wait_ms, call)
-            return _frame(_Call(request.msgid, command, scope.operator, False), answer)
+            return _Told(_Call(request.msgid, command, scope.operator, wait_ms > 0), answer)
 
         self._spawn(request, look, is_waiting=wait_ms > 0)
 
@@ -424,9 +478,9 @@ class RpcCalls:
         operation_id = cancel_from(request.params, Dialect.MSGPACK)
         call = self._traced
 
-        async def take_back() -> Frame:
+        async def take_back() -> _Told:
             answer, command = await dispatching.cancel(self._context, scope, operation_id, trio.Event(), call)
-            return _frame(_Call(request.msgid, command, scope.operator, False), answer)
+            return _Told(_Call(request.msgid, command, scope.operator, False), answer)
 
         self._spawn(request, take_back)
 
@@ -496,9 +550,12 @@ def _parent_of(one: Incoming) -> str | None:
     return text_of(one.params.pop("traceparent", None)) if isinstance(one, Request) else None
 
 
-def _code_of(frame: Frame) -> str | None:
+def _code_of(told: Frame | _Told) -> str | None:
     """The code of an error; None: there is none."""
-    return None if frame[1] is None else frame[1].partition(":")[0]
+    if isinstance(told, _Told):
+        refusal = refusal_of(told.answer)
+        return refusal.code if refusal is not None and refusal.error else None
+    return None if told[1] is None else told[1].partition(":")[0]
 
 
 def _refuse_members(params: dict[str, Any]) -> None:

@@ -7,6 +7,9 @@ from typing import Final
 
 import trio
 
+from idemactor.core.limits import BATCH_ANSWER_BYTES_MAX
+from idemactor.core.replies import Untold
+from idemactor.server.backlog import Backlog, not_kept, outcome_bytes
 from idemactor.shard.mailbox import Answer
 
 
@@ -22,30 +25,72 @@ class Replies:
 
     Args:
         count: How many commands the request has.
+        backlog: Where their outcomes count until the answers are taken, and who says whether there is room for them;
+            None: they are the process's own.
         on_complete: Called, by whoever delivers, when the last answer is here. It must neither block nor raise.
     """
 
-    __slots__ = ("_answers", "_done", "_missing", "_on_complete", "closed")
+    __slots__ = ("_abandoned", "_answers", "_backlog", "_bytes", "_done", "_missing", "_on_complete", "closed")
 
-    def __init__(self, count: int, on_complete: Callable[[], None] = _nobody) -> None:
+    def __init__(self, count: int, on_complete: Callable[[], None] = _nobody, backlog: Backlog | None = None) -> None:
         self.closed = False
         self._answers: list[Answer | None] = [None] * count
         self._missing = count
         self._done: Final = trio.Event()
         self._on_complete = on_complete
+        self._backlog = backlog
+        self._bytes = 0
+        self._abandoned = False
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
         """Take the answers of one batch of one shard."""
         for tag, answer in answers:
             assert isinstance(tag, int)
             if self._answers[tag] is None:
-                self._answers[tag] = answer
+                self._answers[tag] = answer if self._backlog is None else self._kept(answer, self._backlog)
                 self._missing -= 1
         if not self._missing and not self._done.is_set():
             self._done.set()
             # Mostly a function that knows these replies: kept, the two would be a cycle with all that was answered.
             on_complete, self._on_complete = self._on_complete, _nobody
             on_complete()
+
+    def _kept(self, answer: Answer, backlog: Backlog) -> Answer:
+        """The answer, or what is told in its place: what is not to be told is not kept until then either."""
+        size = outcome_bytes(answer)
+        if not size:
+            return answer
+        if self._abandoned:
+            return not_kept()
+        if backlog.full:
+            return backlog.refuse()
+        if self._bytes + size > BATCH_ANSWER_BYTES_MAX:
+            return backlog.refuse(Untold.BATCH_FULL)
+        self._bytes += size
+        backlog.held_bytes += size
+        return answer
+
+    def spare(self) -> None:
+        """Keep no outcome: the answers are complete, and nobody reads them."""
+        if self._backlog is not None and self._bytes:
+            self._answers = [answer for _, answer in self._backlog.spared(list(enumerate(self.answers)))]
+            self._release()
+
+    def abandon(self) -> None:
+        """Nobody will take the answers."""
+        self.closed = self._abandoned = True
+        self._answers = [answer if answer is None else not_kept() for answer in self._answers]
+        self._release()
+
+    def take(self) -> list[Answer]:
+        """As ``answers``, once: they count as read."""
+        self._release()
+        return self.answers
+
+    def _release(self) -> None:
+        if self._backlog is not None:
+            self._backlog.held_bytes -= self._bytes
+            self._bytes = 0
 
     @property
     def complete(self) -> bool:
@@ -65,6 +110,6 @@ class Replies:
             try:
                 await self._done.wait()
             except trio.Cancelled:
-                self.closed = True
+                self.abandon()
                 raise
-        return self.answers
+        return self.take()

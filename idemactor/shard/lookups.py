@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 
 from idemactor.core.delivery import Kind
 from idemactor.core.ledger import Ledger, Ticket, visible
+from idemactor.core.limits import INCIDENTS_BYTES_MAX
 from idemactor.core.policy import Policy
 from idemactor.core.queries import (
     IncidentsPage,
@@ -31,6 +32,10 @@ STUCK_LOOKED_AT: Final = 1_000
 came first."""
 
 
+INCIDENTS_AT_A_TIME: Final = 16
+"""How many incidents are read at a time: how large what they prove is, is known only then."""
+
+
 async def list_records(engine: Engine, query: ListRecords, policies: Mapping[str, Policy], now: int) -> RecordsPage:
     """One page of records as time has them at ``now``, milliseconds since the epoch."""
     wanted = RecordQuery(
@@ -49,10 +54,18 @@ async def list_records(engine: Engine, query: ListRecords, policies: Mapping[str
 
 
 async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
-    """One page of incidents."""
-    stored = await engine.list_incidents(query.tenant, query.namespace, query.after_id, query.limit)
-    rows = tuple((row.id, row.incident) for row in stored)
-    return IncidentsPage(rows, stored[-1].id if len(stored) == query.limit else None)
+    """One page of incidents; it ends early where their outcomes are as much as a page may hold."""
+    rows: list[tuple[int, Incident]] = []
+    after_id, size = query.after_id, 0
+    while len(rows) < query.limit and size < INCIDENTS_BYTES_MAX:
+        limit = min(INCIDENTS_AT_A_TIME, query.limit - len(rows))
+        stored = await engine.list_incidents(query.tenant, query.namespace, after_id, limit)
+        rows += [(row.id, row.incident) for row in stored]
+        if len(stored) < limit:
+            return IncidentsPage(tuple(rows), None)
+        after_id = stored[-1].id
+        size += sum(row.incident.outcome.cost() for row in stored if row.incident.outcome is not None)
+    return IncidentsPage(tuple(rows), after_id)
 
 
 async def list_stuck(

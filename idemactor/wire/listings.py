@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias, assert_never
 
-from idemactor.core.limits import LIST_LIMIT_DEFAULT, TOKEN_MAX
+from idemactor.core.limits import INCIDENTS_BYTES_MAX, LIST_LIMIT_DEFAULT, TOKEN_MAX
 from idemactor.core.queries import Acknowledge, IncidentsPage, ListIncidents, ListRecords, RecordsPage
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.calls import ACKNOWLEDGE, INCIDENTS, RECORDS
@@ -130,11 +130,12 @@ class Walk:
     _dialect: Dialect
     _at: Cursor | None
     _found: list[dict[str, object]] = field(default_factory=list)
+    _bytes: int = 0
 
     def next_query(self) -> tuple[int, ListQuery] | None:
         """The shard to ask next, and what; None where the page is full or the shards are through."""
         left = self._query.limit - len(self._found)
-        if self._at is None or not left:
+        if self._at is None or not left or self._bytes >= INCIDENTS_BYTES_MAX:
             return None
         return self._at.shard, replace(self._query, after_id=self._at.after_id, limit=left)
 
@@ -153,6 +154,7 @@ class Walk:
                 self._found += [
                     incident_body(incident_id(shard, number), incident, self._dialect) for number, incident in page.rows
                 ]
+                self._bytes += sum(each.outcome.cost() for _, each in page.rows if each.outcome is not None)
             case _:
                 assert_never(page)
         if page.next_after is not None:

@@ -51,6 +51,7 @@ from idemactor.core.replies import (
     Uncancellable,
     Unknown,
     Unsettled,
+    Untold,
     Watched,
     Withdrawn,
 )
@@ -97,6 +98,13 @@ _OVERLOADED: Final = _refusal(Code.OVERLOADED, error=True)
 _UNAVAILABLE: Final = _refusal(Code.UNAVAILABLE, error=True)
 _UNCANCELLABLE: Final = _refusal(Code.UNCANCELLABLE)
 _NO_SUCH_INCIDENT: Final = _refusal(Code.NOT_FOUND, error=True)
+
+
+_TOO_MUCH: Final = {
+    Untold.NOT_TAKEN: "The command was not taken: too many wait, or the server is shutting down.",
+    Untold.NOT_KEPT: "The answer was not kept: too many wait to be read; ask again.",
+    Untold.BATCH_FULL: "The outcome does not fit into the answer of this batch; ask again, for fewer keys at once.",
+}
 
 
 def refusal_of(answer: Answer) -> Refusal | None:  # noqa: C901 - One case for each answer.
@@ -176,7 +184,7 @@ def detail_of(answer: Answer) -> str:  # noqa: C901 - One case for each answer.
         case Uncancellable():
             return f"The operation is {answer.state.value.replace('_', ' ')}: what may have been sent stays so."
         case Overloaded():
-            return "The command was not taken: too many wait, or the server is shutting down."
+            return _TOO_MUCH[answer.why]
         case Unavailable():
             return "The shard of this key cannot answer; what became of the command is not known."
         case NoSuchIncident():

@@ -7,6 +7,7 @@ from typing import Final, get_args
 
 from idemactor.core.queries import Inspect, Query
 from idemactor.core.replies import Overloaded
+from idemactor.server.backlog import without_outcomes
 from idemactor.server.tracing import Tracing
 from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, waits
 from idemactor.shard.router import Router
@@ -15,7 +16,8 @@ from idemactor.wire.crossing import answer_data, command_of
 from idemactor.workers.messages import STANDING, TOLD, Message, packer
 
 UNREAD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Bytes of answers that the other worker has not read yet; with more, what it asks is refused as overload."""
+"""Bytes of answers that the other worker has not read yet; with more, what it asks is refused as overload,
+and outcomes that it asked for before are not sent."""
 
 
 _ASKED_FIELDS: Final = 4
@@ -107,6 +109,8 @@ class Incoming:
         """Take the answers of one batch of a shard: one write."""
         if self.closed:
             return
+        if self._unread_bytes() > UNREAD_BYTES_MAX:
+            answers = without_outcomes(list(answers))
         pack, waiters = self._pack, self._waiters
         if waiters:
             for call, _ in answers:

@@ -12,13 +12,16 @@ import pytest
 from anyio.abc import TaskStatus
 
 from idemactor.client import (
+    Accepted,
     Client,
     ClientClosed,
     Completed,
     Forgotten,
     InvalidRequest,
+    KeyRecord,
     LeaseLost,
     NotFound,
+    Op,
     Overloaded,
     ProtocolViolation,
     Reserved,
@@ -235,6 +238,27 @@ def test_a_server_that_breaks_the_protocol_loses_the_connection_and_nobody_an_an
             await anyio.sleep(0.1)
             await client.ping()
         assert server.connections == 5
+
+    with_server(backend, body)
+
+
+@both_loops
+def test_what_did_not_fit_into_the_answer_of_a_batch_is_to_be_asked_for_again(backend: str) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        ops: list[Op] = [{"op": op, "namespace": "trade", "key": "k"} for op in ("accept", "reserve", "get")]
+        one = server._one
+
+        def full(op: dict[str, Any]) -> dict[str, Any]:
+            return one(op) if op["op"] == "accept" else {"code": "IDEMPOTENCY_OVERLOADED", "detail": "ask again"}
+
+        server._one = full  # type: ignore[method-assign]
+        accepted, *left = await client.batch(ops)
+        assert isinstance(accepted, Accepted)
+        assert [type(found) for found in left] == [Overloaded, Overloaded]
+        # Nothing was granted, and nothing is given back.
+        assert server.seen == {"batch": 1}
+        server._one = one  # type: ignore[method-assign]
+        assert [type(found) for found in await client.batch(ops[1:])] == [Completed, KeyRecord]
 
     with_server(backend, body)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -20,9 +21,23 @@ from idemactor.client.errors import (
     Unavailable,
 )
 from idemactor.client.lease import Lease
-from idemactor.client.protocol import Protocol, encode_body
+from idemactor.client.protocol import ANSWER_BYTES_MAX, Protocol, encode_body
 from idemactor.client.results import Committed, Completed, Outcome, error_of, result_of
+from idemactor.core import record as wire
+from idemactor.core.commands import Get
+from idemactor.core.keys import Identity
+from idemactor.core.limits import (
+    BATCH_ANSWER_BYTES_MAX,
+    BATCH_OPS_MAX,
+    HOLDER_CHARS_MAX,
+    KEY_CHARS_MAX,
+    REASON_CHARS_MAX,
+)
+from idemactor.core.replies import Found
 from idemactor.errors import Code
+from idemactor.server.backlog import OUTCOME_BYTES_SMALL
+from idemactor.wire.answers import body_of
+from idemactor.wire.fields import Dialect
 from idemactor.wire.frames import FrameReader, Request, encode_error, encode_result
 
 
@@ -188,3 +203,25 @@ def test_results_are_typed() -> None:
 def test_members_that_are_missing_are_no_success(members: object) -> None:
     with pytest.raises(ProtocolViolation):
         result_of("commit", members)
+
+
+def test_the_largest_answer_of_a_batch_fits() -> None:
+    """Whatever shape the outcomes have, they take no more than they count for, and all else in an answer is small."""
+    text = "\N{GRINNING FACE}"
+    record = wire.Record(
+        wire.State.COMMITTED, 2**53, 2**53, "o" * 36, 2**53, 2**53, holder=text * HOLDER_CHARS_MAX,
+        reason=text * REASON_CHARS_MAX, committed_at=2**53, expires_at=2**53, contested=True,
+    )  # fmt: skip
+    shapes = [
+        wire.Outcome(599, (), bytes(100_000)),
+        wire.Outcome(599, (("x", ""),) * 30_000),
+        wire.Outcome(599, ((text * 100, text * 10_000),) * 3, b"x"),
+    ]
+    rest = 0
+    for outcome in shapes:
+        reply = Found(text * KEY_CHARS_MAX, replace(record, outcome=outcome))
+        body = body_of(reply, Get(Identity("t", "n", "k")), operator=True, dialect=Dialect.MSGPACK)
+        size = len(msgpack.packb(body))
+        rest = max(rest, size - outcome.cost())
+    assert 0 < rest < 8_192
+    assert BATCH_ANSWER_BYTES_MAX + BATCH_OPS_MAX * (rest + OUTCOME_BYTES_SMALL) < ANSWER_BYTES_MAX

@@ -14,6 +14,7 @@ import pytest
 import trio
 import trio.testing
 
+from idemactor.server.backlog import Backlog
 from idemactor.server.http_guard import HttpDoor, HttpLimits, HttpObserver, hypercorn_config
 from idemactor.server.http_protocol import Phase, Refusal, objection, render
 
@@ -180,6 +181,28 @@ async def test_answer_that_is_not_read_ends_at_write_ms(autojump_clock: trio.tes
     assert it.ended_at * 1_000 == pytest.approx(LIMITS.write_ms, abs=1 + LIMITS.linger_ms)
     assert it.seen.deadlines == [Phase.ANSWER]
     assert told == ["http.disconnect"]
+
+
+@pytest.mark.usefixtures("autojump_clock")
+async def test_what_a_client_has_yet_to_read_counts_for_all_doors() -> None:
+    async def app(_scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1000000")]})
+        await send({"type": "http.response.body", "body": b"x" * 1_000_000})
+
+    backlog = Backlog()
+    client, server = trio.testing.lockstep_stream_pair()
+    door = HttpDoor(app, backlog=backlog)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(door.handle, server)
+        await client.send_all(GET)
+        read = 0
+        while read < 500_000:
+            read += len(await client.receive_some(65_536))
+        await trio.testing.wait_all_tasks_blocked()
+        assert 400_000 < backlog.waiting_bytes <= 500_000 + 65_536
+        # And no more once it is let go, for it reads no further.
+    assert backlog.waiting_bytes == 0
 
 
 async def test_app_that_answers_without_reading_never_hangs(autojump_clock: trio.testing.MockClock) -> None:

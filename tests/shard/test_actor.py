@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import trio
 
-from idemactor.core.commands import Accept, Forget, Get, Release, Reserve
+from idemactor.core.commands import Accept, Commit, Forget, Get, Release, Reserve
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.queries import (
     Acknowledge,
@@ -24,7 +24,7 @@ from idemactor.core.queries import (
     RecordsPage,
     StuckPage,
 )
-from idemactor.core.record import Entry, State
+from idemactor.core.record import Entry, Outcome, State
 from idemactor.core.replies import (
     Accepted,
     Committed,
@@ -39,6 +39,7 @@ from idemactor.core.replies import (
     Unavailable,
     Unknown,
 )
+from idemactor.shard import lookups
 from idemactor.shard.actor import HURRIED_BATCH_MIN, HURRIED_SHARE, SHARED_WRITE_MS, SHARED_WRITES_MAX, ShardSettings
 from idemactor.shard.company import ALONE_AFTER_S, GIVE_WAY_S
 from idemactor.shard.mailbox import Envelope
@@ -539,3 +540,27 @@ async def test_a_node_that_starts_again_knows_everything() -> None:
         await rig.one(reserve("b"), InFlight)
         assert (await rig.one(reserve("c"), Reserved)).token == 4
         assert rig.clock.now_ms() >= START_MS
+
+
+@on_mock_time
+async def test_a_page_of_incidents_is_no_larger_than_a_page_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lookups, "INCIDENTS_BYTES_MAX", 20_000)
+    monkeypatch.setattr(lookups, "INCIDENTS_AT_A_TIME", 4)
+    proof = Outcome(200, (), bytes(3_000))
+    async with running() as rig:
+        for number in range(15):
+            await rig.one(reserve(f"k{number}", lease_ms=1), Reserved)
+        await trio.sleep(1)
+        for number in range(15):
+            await rig.one(reserve(f"k{number}"), Reserved)
+            await rig.one(Commit(identity(f"k{number}"), number + 1, proof), Stale)
+        pages: list[list[int]] = []
+        after: int | None = 0
+        while after is not None:
+            page = await rig.found(ListIncidents(TENANT, NAMESPACE, after, 14), IncidentsPage)
+            pages.append([incident.token for _, incident in page.rows])
+            after = page.next_after
+        assert pages == [list(range(1, 9)), list(range(9, 16))]
+        few = await rig.found(ListIncidents(TENANT, NAMESPACE, 0, 3), IncidentsPage)
+        assert [incident.token for _, incident in few.rows] == [1, 2, 3]
+        assert few.next_after == few.rows[-1][0]

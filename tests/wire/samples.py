@@ -57,6 +57,7 @@ from idemactor.core.replies import (
     Uncancellable,
     Unknown,
     Unsettled,
+    Untold,
     Watched,
     Withdrawn,
 )
@@ -356,6 +357,7 @@ SAMPLES: Final[list[Sample]] = [
     Sample("forget", NothingToForget(), FORGET, 404, {"code": "IDEMPOTENCY_UNKNOWN_KEY"}),
     Sample("forget", Unsettled(), FORGET, 409, {"code": "IDEMPOTENCY_UNSETTLED"}),
     *_everywhere(Overloaded(1500), 503, {"code": "IDEMPOTENCY_OVERLOADED"}),
+    *_everywhere(Overloaded(1500, Untold.BATCH_FULL), 503, {"code": "IDEMPOTENCY_OVERLOADED"}),
     *_everywhere(Unavailable(100), 503, {"code": "IDEMPOTENCY_UNAVAILABLE"}),
     Sample("acknowledge", Acknowledged(), ACKNOWLEDGE, 200, {"result": "acknowledged"}),
     Sample("acknowledge", NoSuchIncident(), ACKNOWLEDGE, 404, {"code": "IDEMPOTENCY_NOT_FOUND"}),

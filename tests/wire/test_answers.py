@@ -42,6 +42,7 @@ from idemactor.core.replies import (
     Stale,
     Unavailable,
     Unsettled,
+    Untold,
 )
 from idemactor.errors import Code
 from idemactor.wire.answers import (
@@ -225,6 +226,13 @@ def test_retry_after(milliseconds: int, seconds: int) -> None:
     assert retry_after_s(InFlight(1, None, 0, milliseconds, milliseconds)) == seconds
     assert retry_after_s(Overloaded(milliseconds)) == seconds
     assert retry_after_s(Unavailable(milliseconds)) == seconds
+
+
+def test_what_is_not_told_for_want_of_room_says_so() -> None:
+    told = [detail_of(Overloaded(1, why)) for why in Untold]
+    assert len(set(told)) == len(Untold)
+    assert detail_of(Overloaded(1)).startswith("The command was not taken")
+    assert all("ask again" in detail for detail in told[1:])
 
 
 def test_nothing_else_says_when_to_try_again() -> None:

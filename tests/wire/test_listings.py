@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from idemactor.core.limits import INCIDENTS_BYTES_MAX
 from idemactor.core.policy import Policy
 from idemactor.core.queries import Acknowledge, IncidentsPage, ListIncidents, ListRecords, RecordsPage
+from idemactor.core.record import Incident, Outcome
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.listings import (
     Cursor,
@@ -295,3 +297,18 @@ def test_acknowledging(dialect: Dialect) -> None:
         with pytest.raises(InvalidRequest) as caught:
             acknowledge_from(bad, SCOPE, dialect, 4)
         assert caught.value.field == field
+
+
+@pytest.mark.parametrize("dialect", list(Dialect))
+def test_a_page_of_incidents_ends_where_their_outcomes_are_enough(dialect: Dialect) -> None:
+    def incident(number: int, size: int) -> tuple[int, Incident]:
+        return number, replace(INCIDENT, outcome=Outcome(200, (), bytes(size)))
+
+    walk = incidents_walk({}, SCOPE, dialect, 2)
+    walk.take(IncidentsPage((incident(3, 1_000),), 3))
+    assert walk.next_query() is not None
+    walk.take(IncidentsPage((incident(4, INCIDENTS_BYTES_MAX),), 4))
+    assert walk.next_query() is None
+    cursor = walk.body()["next"]
+    further = ListIncidents("acme", "trade", 4, 100)
+    assert first_query(incidents_walk({"cursor": cursor}, SCOPE, dialect, 2)) == (0, further)

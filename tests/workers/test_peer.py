@@ -13,10 +13,17 @@ import trio.testing
 from idemactor.core.commands import Accept, Command, Commit, Extend, Forget, Get, Release, Reserve
 from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Inspect, Inspected, ListRecords, RecordsPage
-from idemactor.core.replies import Committed, InFlight, Overloaded, Released, Reserved, Unavailable, Unknown
+from idemactor.core.record import Outcome
+from idemactor.core.replies import Committed, Completed, InFlight, Overloaded, Released, Reserved, Unavailable, Unknown
+from idemactor.observability.observer import NOBODY
+from idemactor.server.backlog import not_kept
 from idemactor.shard.mailbox import Answer, Envelope
+from idemactor.shard.router import Router
 from idemactor.storage.base import Batch
+from idemactor.wire.crossing import answer_of
 from idemactor.workers import outgoing, peer
+from idemactor.workers.incoming import UNREAD_BYTES_MAX, Incoming
+from idemactor.workers.messages import Message, unpacker
 from idemactor.workers.outgoing import UNAVAILABLE_RETRY_MS
 from tests.shard.harness import NAMESPACE, TENANT, Call, identity, key_in, reserve
 from tests.workers.rig import SHARDS, Worker, running
@@ -302,3 +309,20 @@ async def test_every_worker_learns_how_many_keys_the_others_have() -> None:
 
 def test_the_keys_of_these_tests_are_where_they_should_be() -> None:
     assert [shard_of(identity_hash(identity(key)), SHARDS) for key in (HERE, THERE)] == [0, 1]
+
+
+def test_outcomes_that_the_other_does_not_read_are_not_sent() -> None:
+    def deliver(unread: int) -> list[object]:
+        sent: list[bytes] = []
+        incoming = Incoming(Router([], NOBODY), lambda _: None, sent.append, lambda: unread)
+        incoming.deliver([(1, large), (2, Unknown())])
+        return [answer_of(data) for _, _, data in told(b"".join(sent))]
+
+    def told(data: bytes) -> list[Message]:
+        reader = unpacker()
+        reader.feed(data)
+        return list(reader)
+
+    large = Completed("op", 1, 2, Outcome(200, (), bytes(10_000)), rejected=False)
+    assert deliver(UNREAD_BYTES_MAX) == [large, Unknown()]
+    assert deliver(UNREAD_BYTES_MAX + 1) == [not_kept(), Unknown()]

@@ -1,0 +1,94 @@
+"""What answers take in memory that nobody has read yet: counted for all doors of a process together, and bounded.
+
+An answer is small but for the outcome that it may carry. Who asks for outcomes and does not read them is given one at
+a time, then none; who reads is given his until there is no memory for anybody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from idemactor.core.replies import Overloaded, Untold, outcome_of
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer
+
+UNREAD_BYTES_ALL: Final = 128 * 1024 * 1024
+"""The most that may wait for all clients of the process together; beyond it each gets one answer at a time, until its
+write deadline ends one that does not read. So those who read are served on, whoever else does not."""
+
+CROWDED_SHARE: Final = 2
+"""How many times as much has to wait until no outcome is kept any more for a client that has yet to read others."""
+
+FULL_SHARE: Final = 4
+"""How many times as much has to wait until no outcome is told to anybody, so that very many clients that read nothing
+but their first answer do not take all the memory there is."""
+
+OUTCOME_BYTES_SMALL: Final = 1_024
+"""An outcome of this size is always told: it takes hardly more than an answer without one."""
+
+T = TypeVar("T")
+
+
+def outcome_bytes(answer: Answer) -> int:
+    """What the outcome of an answer takes in memory, bytes, by an estimate; 0 where it has none, or a small one."""
+    outcome = outcome_of(answer)
+    if outcome is None:
+        return 0
+    cost = outcome.cost()
+    return cost if cost > OUTCOME_BYTES_SMALL else 0
+
+
+def without_outcomes(answers: list[tuple[T, Answer]]) -> list[tuple[T, Answer]]:
+    """The same answers, but for those that carry more than a small outcome: nothing was changed by what they answer."""
+    return [(tag, not_kept() if outcome_bytes(answer) else answer) for tag, answer in answers]
+
+
+def not_kept(why: Untold = Untold.NOT_KEPT) -> Overloaded:
+    """What is told in the place of an answer that there is no memory for."""
+    return Overloaded(OVERLOADED_RETRY_MS, why)
+
+
+def _nobody(_answers: int) -> None:
+    """Is told nothing."""
+
+
+@dataclass(slots=True)
+class Backlog:
+    """What waits for the clients of all doors of a process.
+
+    Attributes:
+        waiting_bytes: How much it is, as it will be sent.
+        held_bytes: The outcomes of answers that are not made yet: for want of room, or because others of the same
+            batch are not there.
+        bytes_max: With more as it will be sent, no client may keep more than one answer waiting.
+        on_refused: Told how many answers were not kept. It must neither block nor raise.
+    """
+
+    waiting_bytes: int = 0
+    held_bytes: int = 0
+    bytes_max: int = UNREAD_BYTES_ALL
+    on_refused: Callable[[int], None] = _nobody
+
+    @property
+    def crowded(self) -> bool:
+        """Whether nothing large is kept any more for who has not read what was there before."""
+        return self.waiting_bytes + self.held_bytes > self.bytes_max * CROWDED_SHARE
+
+    @property
+    def full(self) -> bool:
+        """Whether nothing large is told to anybody."""
+        return self.waiting_bytes + self.held_bytes > self.bytes_max * FULL_SHARE
+
+    def spared(self, answers: list[tuple[T, Answer]]) -> list[tuple[T, Answer]]:
+        """As ``without_outcomes``, and counted."""
+        kept = without_outcomes(answers)
+        refused = sum(before[1] is not after[1] for before, after in zip(answers, kept, strict=True))
+        if refused:
+            self.on_refused(refused)
+        return kept
+
+    def refuse(self, why: Untold = Untold.NOT_KEPT) -> Overloaded:
+        """As ``not_kept``, and counted."""
+        self.on_refused(1)
+        return not_kept(why)
