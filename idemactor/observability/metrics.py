@@ -226,7 +226,9 @@ class Metrics(Observer, Collector):
         """Every family of idemactor."""
         yield self._commands()
         yield _counter("rule_changes", "Fingerprints treated as absent: made under another rule.", self._rule_changes)
-        yield _counter("overloaded", "Commands refused: mailbox full, or shutting down.", self._overloaded)
+        yield _counter(
+            "overloaded", "Commands refused: mailbox full, shutting down, or no room for the answer.", self._overloaded
+        )
         yield _counter("rpc_notifications_ignored", "Notifications dropped.", self._notifications)
         yield self._batch_sizes.family("idemactor_batch_commands", "Commands that shared one transaction.")
         yield self._commit_s.family("idemactor_commit_seconds", "Seconds for one transaction, its sync included.")

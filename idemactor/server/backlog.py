@@ -18,7 +18,8 @@ UNREAD_BYTES_ALL: Final = 128 * 1024 * 1024
 write deadline ends one that does not read. So those who read are served on, whoever else does not."""
 
 CROWDED_SHARE: Final = 2
-"""How many times as much has to wait until no outcome is kept any more for a client that has yet to read others."""
+"""How many times as much has to wait until no outcome is kept any more for a client that has yet to read others, or
+asks for many at once."""
 
 FULL_SHARE: Final = 4
 """How many times as much has to wait until no outcome is told to anybody, so that very many clients that read nothing
@@ -72,7 +73,7 @@ class Backlog:
 
     @property
     def crowded(self) -> bool:
-        """Whether nothing large is kept any more for who has not read what was there before."""
+        """Whether nothing large is kept any more for a batch, or for who has not read what was there before."""
         return self.waiting_bytes + self.held_bytes > self.bytes_max * CROWDED_SHARE
 
     @property

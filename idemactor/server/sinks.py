@@ -62,7 +62,8 @@ class Replies:
             return answer
         if self._abandoned:
             return not_kept()
-        if backlog.full:
+        # One answer of a batch may be as large as very many of single calls, and is all that its client has not read.
+        if backlog.full or (backlog.crowded and len(self._answers) > 1):
             return backlog.refuse()
         if self._bytes + size > BATCH_ANSWER_BYTES_MAX:
             return backlog.refuse(Untold.BATCH_FULL)

@@ -141,8 +141,20 @@ def test_a_batch_tells_no_more_outcomes_than_its_answer_holds(monkeypatch: pytes
     assert refused == [1, 1]
 
 
+def test_what_came_alone_is_kept_for_longer_than_what_came_in_a_batch() -> None:
+    backlog = Backlog(waiting_bytes=201, bytes_max=100)
+    alone, two = Replies(1, backlog=backlog), Replies(2, backlog=backlog)
+    two.deliver([(0, completed(LARGE)), (1, GRANTED[0])])
+    assert two.take() == [NOT_KEPT, GRANTED[0]]
+    alone.deliver([(0, completed(LARGE))])
+    assert alone.take() == [completed(LARGE)]
+
+
 def test_where_there_is_no_room_for_anybody_no_outcome_is_collected() -> None:
     backlog = Backlog(waiting_bytes=401, bytes_max=100)
+    replies = Replies(1, backlog=backlog)
+    replies.deliver([(0, completed(LARGE))])
+    assert replies.take() == [NOT_KEPT]
     replies = Replies(2, backlog=backlog)
     replies.deliver([(0, completed(LARGE)), (1, GRANTED[0])])
     assert replies.take() == [NOT_KEPT, GRANTED[0]]
