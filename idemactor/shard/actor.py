@@ -432,6 +432,8 @@ class Shard:
         """
         identities = [command.identity for _, command in commands]
         wanted = ledger.missing([*identities, *waited_for] if waited_for else identities)
+        if not wanted and not turn.due:
+            return False
         later: list[Identity] = []
         if len(wanted) > self._piece:
             in_order = [identity for identity in dict.fromkeys(identities) if identity in wanted]
