@@ -210,8 +210,6 @@ class RpcCalls:
         if self._link is not _NOBODY:
             self._held.append((whole, None))
             self.send_held()
-            if self._held and whole.replies is not None and self._backlog.crowded:
-                whole.replies.spare()
             self._link.stir()
         elif whole.replies is not None:
             whole.replies.abandon()

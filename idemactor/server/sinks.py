@@ -71,12 +71,6 @@ class Replies:
         backlog.held_bytes += size
         return answer
 
-    def spare(self) -> None:
-        """Keep no outcome: the answers are complete, and nobody reads them."""
-        if self._backlog is not None and self._bytes:
-            self._answers = [answer for _, answer in self._backlog.spared(list(enumerate(self.answers)))]
-            self._release()
-
     def abandon(self) -> None:
         """Nobody will take the answers."""
         self.closed = self._abandoned = True
