@@ -65,6 +65,10 @@ class OperationState(enum.StrEnum):
         return self not in (OperationState.QUEUED, OperationState.DELIVERING, OperationState.IN_DOUBT)
 
 
+def _text_bytes(headers: tuple[tuple[str, str], ...]) -> int:
+    return sum(len(name.encode()) + len(value.encode()) for name, value in headers)
+
+
 @slotted
 class Intent:
     """What is to be done: the request that the destination gets.
@@ -81,8 +85,7 @@ class Intent:
 
     def size(self) -> int:
         """The bytes that count against ``intent_max_bytes``: body and header text."""
-        texts = sum(len(n.encode()) + len(v.encode()) for n, v in self.headers)
-        return len(self.body) + len(self.content_type) + texts
+        return len(self.body) + len(self.content_type) + _text_bytes(self.headers)
 
 
 @slotted
@@ -114,6 +117,10 @@ class NewEvent:
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
     order_key: str | None = None
+
+    def size(self) -> int:
+        """Bytes of body and header text."""
+        return len(self.body) + len(self.content_type) + _text_bytes(self.headers)
 
 
 @slotted

@@ -76,5 +76,5 @@ OUTBOX_ENTRIES_MAX: Final = 2_000_000
 POLL_MAX: Final = 1_000
 """The most entries that one poll takes."""
 POLL_BYTES_MAX: Final = 1_048_576
-"""A poll stops taking once what it took is as large, in bytes of bodies; the first entry always fits."""
+"""A poll stops taking once what it took is as large, in bytes of bodies and headers; the first entry always fits."""
 VISIBILITY_MS_DEFAULT: Final = 30_000

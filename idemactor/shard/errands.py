@@ -99,7 +99,7 @@ class Wanted:
         max: How many at most.
         lease_ms: How long they are shown to nobody else.
         holder: Who takes, for people.
-        bytes_max: Once so much was taken, in bytes of bodies, no further shard is asked.
+        bytes_max: Once so much was taken, in bytes of bodies and headers, no further shard is asked.
     """
 
     namespace: str
@@ -144,9 +144,9 @@ class Haul:
         return len(self.intents) + len(self.events)
 
     def size(self) -> int:
-        """Bytes of bodies."""
-        events = sum(len(taken.event.content.body) for taken in self.events)
-        return sum(len(taken.intent.body) for taken in self.intents) + events
+        """Bytes of bodies and headers."""
+        events = sum(taken.event.content.size() for taken in self.events)
+        return sum(taken.intent.size() for taken in self.intents) + events
 
     def add(self, taken: Taken) -> None:
         """Take in what a shard gave."""

@@ -89,7 +89,7 @@ async def take(engine: Engine, ledger: Ledger[T], query: Take, now: int) -> Take
         chunk = offer.items[start : start + CHUNK]
         claimed = await _claim_intents(engine, ledger, query, [i for i in chunk if i.kind is Kind.INTENT])
         shown = await _show_events(engine, ledger, query, [i for i in chunk if i.kind is Kind.EVENT], now)
-        room -= sum(one.intent.size() for one in claimed) + sum(len(one.event.content.body) for one in shown)
+        room -= sum(one.intent.size() for one in claimed) + sum(one.event.content.size() for one in shown)
         intents.extend(claimed)
         events.extend(shown)
     return _taken(ledger, query, offer, intents, events, now)

@@ -18,6 +18,7 @@ LIMITS: Final[dict[str, int]] = {
     "frame_bytes_max": limits.FRAME_BYTES_MAX,
     "nesting_max": limits.NESTING_MAX,
     "batch_ops_max": limits.BATCH_OPS_MAX,
+    "batch_answer_bytes_max": limits.BATCH_ANSWER_BYTES_MAX,
     "wait_ms_max": limits.WAIT_MS_MAX,
     "lease_ms_min": limits.LEASE_MS_MIN,
     "lease_ms_max": limits.LEASE_MS_MAX,

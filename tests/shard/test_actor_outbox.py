@@ -475,6 +475,16 @@ async def announced(rig: Rig, *events: NewEvent, key: str = "k") -> None:
 
 
 @on_mock_time
+async def test_a_take_stops_once_it_is_large_with_headers_as_well() -> None:
+    async with dispatching() as rig:
+        large = (("x", "y" * (POLL_BYTES_MAX // 16)),)
+        for number in range(3):
+            await announced(rig, *(NewEvent("", b"", large) for _ in range(14)), key=f"k{number}")
+        takes = [await take(rig) for _ in range(3)]
+        assert [len(taken.events) for taken in takes] == [16, 16, 10]
+
+
+@on_mock_time
 async def test_events_are_polled_hidden_shown_again_and_acknowledged() -> None:
     async with dispatching() as rig:
         await announced(rig, NewEvent("text/plain", b"one"), NewEvent("text/plain", b"two"))
