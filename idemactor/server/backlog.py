@@ -7,10 +7,11 @@ a time, then none; who reads is given his until there is no memory for anybody's
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from idemactor.core.replies import Overloaded, Untold, outcome_of
+from idemactor.core.record import Outcome
+from idemactor.core.replies import Completed, Overloaded, Untold, outcome_of
 from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer
 
 UNREAD_BYTES_ALL: Final = 128 * 1024 * 1024
@@ -42,11 +43,17 @@ def outcome_bytes(answer: Answer) -> int:
 
 def without_outcomes(answers: list[tuple[T, Answer]]) -> list[tuple[T, Answer]]:
     """The same answers, but for those that carry more than a small outcome: nothing was changed by what they answer."""
-    return [(tag, not_kept() if outcome_bytes(answer) else answer) for tag, answer in answers]
+    return [(tag, not_kept(answer) if outcome_bytes(answer) else answer) for tag, answer in answers]
 
 
-def not_kept(why: Untold = Untold.NOT_KEPT) -> Overloaded:
-    """What is told in the place of an answer that there is no memory for."""
+def not_kept(answer: Answer, why: Untold = Untold.NOT_KEPT) -> Answer:
+    """What is told in the place of an answer whose outcome there is no memory for.
+
+    Who asks whether to go on is told that it was done before, if no more than that: some would go on where a server is
+    overloaded. Only in a batch that is too large it is asked for again, since smaller ones get it all.
+    """
+    if isinstance(answer, Completed) and answer.outcome is not None and why is Untold.NOT_KEPT:
+        return replace(answer, outcome=Outcome(answer.outcome.status, omitted=True))
     return Overloaded(OVERLOADED_RETRY_MS, why)
 
 
@@ -89,7 +96,7 @@ class Backlog:
             self.on_refused(refused)
         return kept
 
-    def refuse(self, why: Untold = Untold.NOT_KEPT) -> Overloaded:
+    def refuse(self, answer: Answer, why: Untold = Untold.NOT_KEPT) -> Answer:
         """As ``not_kept``, and counted."""
         self.on_refused(1)
-        return not_kept(why)
+        return not_kept(answer, why)

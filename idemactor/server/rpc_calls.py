@@ -223,7 +223,7 @@ class RpcCalls:
             if not size:
                 self._held.append((call, answer))
             elif backlog.crowded:
-                self._held.append((call, backlog.refuse()))
+                self._held.append((call, backlog.refuse(answer)))
             else:
                 backlog.held_bytes += size
                 self._held.append((_Kept(cast("_Call", call), size), answer))

@@ -61,12 +61,12 @@ class Replies:
         if not size:
             return answer
         if self._abandoned:
-            return not_kept()
+            return not_kept(answer)
         # One answer of a batch may be as large as very many of single calls, and is all that its client has not read.
         if backlog.full or (backlog.crowded and len(self._answers) > 1):
-            return backlog.refuse()
+            return backlog.refuse(answer)
         if self._bytes + size > BATCH_ANSWER_BYTES_MAX:
-            return backlog.refuse(Untold.BATCH_FULL)
+            return backlog.refuse(answer, Untold.BATCH_FULL)
         self._bytes += size
         backlog.held_bytes += size
         return answer
@@ -74,7 +74,7 @@ class Replies:
     def abandon(self) -> None:
         """Nobody will take the answers."""
         self.closed = self._abandoned = True
-        self._answers = [answer if answer is None else not_kept() for answer in self._answers]
+        self._answers = [answer if answer is None else not_kept(answer) for answer in self._answers]
         self._release()
 
     def take(self) -> list[Answer]:

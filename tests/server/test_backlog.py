@@ -39,6 +39,7 @@ from tests.server.test_http_parity import call, post
 from tests.server.test_rpc_door import Peer, request, serving
 
 LARGE = Outcome(200, (), bytes(60_000))
+OMITTED = Outcome(200, omitted=True)
 SMALL = Outcome(200, (), bytes(OUTCOME_BYTES_SMALL))
 NOT_KEPT = Overloaded(OVERLOADED_RETRY_MS, Untold.NOT_KEPT)
 BATCH_FULL = Overloaded(OVERLOADED_RETRY_MS, Untold.BATCH_FULL)
@@ -83,7 +84,7 @@ def test_what_is_not_kept_is_counted_and_all_else_is_as_it_was() -> None:
     large: list[Answer] = [completed(LARGE), found(LARGE), watched(LARGE)]
     small: list[Answer] = [completed(SMALL), found(SMALL), watched(SMALL), completed(None), *GRANTED]
     kept = backlog.spared(list(enumerate([*small, *large])))
-    assert kept == list(enumerate([*small, NOT_KEPT, NOT_KEPT, NOT_KEPT]))
+    assert kept == list(enumerate([*small, completed(OMITTED), NOT_KEPT, NOT_KEPT]))
     assert backlog.spared(list(enumerate(small))) == list(enumerate(small))
     assert refused == [3]
 
@@ -125,7 +126,7 @@ async def test_who_leaves_takes_what_it_waited_for_along() -> None:
         nursery.cancel_scope.cancel()
     replies.deliver([(1, completed(LARGE))])
     assert backlog.held_bytes == 0
-    assert replies.answers == [NOT_KEPT, NOT_KEPT]
+    assert replies.answers == [completed(OMITTED), completed(OMITTED)]
 
 
 def test_a_batch_tells_no_more_outcomes_than_its_answer_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +146,7 @@ def test_what_came_alone_is_kept_for_longer_than_what_came_in_a_batch() -> None:
     backlog = Backlog(waiting_bytes=201, bytes_max=100)
     alone, two = Replies(1, backlog=backlog), Replies(2, backlog=backlog)
     two.deliver([(0, completed(LARGE)), (1, GRANTED[0])])
-    assert two.take() == [NOT_KEPT, GRANTED[0]]
+    assert two.take() == [completed(OMITTED), GRANTED[0]]
     alone.deliver([(0, completed(LARGE))])
     assert alone.take() == [completed(LARGE)]
 
@@ -154,10 +155,10 @@ def test_where_there_is_no_room_for_anybody_no_outcome_is_collected() -> None:
     backlog = Backlog(waiting_bytes=401, bytes_max=100)
     replies = Replies(1, backlog=backlog)
     replies.deliver([(0, completed(LARGE))])
-    assert replies.take() == [NOT_KEPT]
-    replies = Replies(2, backlog=backlog)
-    replies.deliver([(0, completed(LARGE)), (1, GRANTED[0])])
-    assert replies.take() == [NOT_KEPT, GRANTED[0]]
+    assert replies.take() == [completed(OMITTED)]
+    replies = Replies(3, backlog=backlog)
+    replies.deliver([(0, completed(LARGE)), (1, GRANTED[0]), (2, found(LARGE))])
+    assert replies.take() == [completed(OMITTED), GRANTED[0], NOT_KEPT]
     assert backlog.held_bytes == 0
 
 
@@ -274,11 +275,15 @@ async def test_where_memory_is_full_nobody_is_told_an_outcome_and_who_acquires_i
         backlog, peer = server.rig.context.backlog, server.connect()
         await accept(peer, "k", LARGE)
         backlog.bytes_max, backlog.waiting_bytes = 100, 401
-        for op in ("get", "reserve", "accept"):
-            assert await peer.fail(op, namespace="default", key="k") == REFUSED
+        assert await peer.fail("get", namespace="default", key="k") == REFUSED
+        omitted = {"status": 200, "headers": [], "omitted": True}
+        for op in ("reserve", "accept"):
+            told = await peer.call(op, namespace="default", key="k")
+            assert (told["result"], told["outcome"]) == ("completed", omitted)
         ops = [{"op": op, "namespace": "default", "key": "k"} for op in ("get", "accept")]
         refused = {"code": "IDEMPOTENCY_OVERLOADED", "detail": detail_of(NOT_KEPT)}
-        assert (await peer.call("batch", ops=ops))["results"] == [refused, refused]
+        results = (await peer.call("batch", ops=ops))["results"]
+        assert (results[0], results[1]["result"], results[1]["outcome"]) == (refused, "completed", omitted)
         new = {"namespace": "default", "key": "new"}
         token = (await peer.call("reserve", **new))["token"]
         told = await peer.call("commit", **new, token=token, outcome={"status": 200})
@@ -317,17 +322,14 @@ async def test_the_fast_door_tells_no_outcome_where_memory_is_full(mock_clock: M
         backlog.bytes_max, backlog.waiting_bytes = 100, 401
         await client.send(call("reserve", key="k"), call("reserve", key="new"))
         status, told = await client.answer()
-        assert (status, told["code"], told["proceed"]) == (503, "IDEMPOTENCY_OVERLOADED", False)
-        assert told["detail"] == detail_of(NOT_KEPT)
+        assert (status, told["result"], told["proceed"]) == (200, "completed", False)
+        assert told["outcome"] == {"status": 200, "headers": [], "omitted": True}
         assert (await client.answer())[0] == 201
         ops = [{"op": "accept", "namespace": "default", "key": key} for key in ("k", "newer")]
         await client.send(post("/v1/batch", json.dumps({"ops": ops}).encode()))
         status, told = await client.answer()
-        assert [result.get("code") or result["result"] for result in told["results"]] == [
-            "IDEMPOTENCY_OVERLOADED",
-            "accepted",
-        ]
-        assert told["results"][0]["proceed"] is False
+        assert [result["result"] for result in told["results"]] == ["completed", "accepted"]
+        assert told["results"][0]["outcome"]["omitted"] is True
 
 
 async def test_the_guarded_door_tells_no_outcome_where_memory_is_full(autojump_clock: MockClock) -> None:
@@ -335,9 +337,10 @@ async def test_the_guarded_door_tells_no_outcome_where_memory_is_full(autojump_c
         client = HttpClient(rig)
         await client.post("/v1/default/accept", {"key": "k", "outcome": {"status": 200, "body": "x" * 60_000}})
         rig.context.backlog.bytes_max, rig.context.backlog.waiting_bytes = 100, 401
+        told = await client.post("/v1/default/get", {"key": "k"})
+        assert (told.status, told.headers["retry-after"], told.json["code"]) == (503, "1", "IDEMPOTENCY_OVERLOADED")
         told = await client.post("/v1/default/reserve", {"key": "k"})
-        assert (told.status, told.headers["retry-after"]) == (503, "1")
-        assert (told.json["code"], told.json["proceed"]) == ("IDEMPOTENCY_OVERLOADED", False)
+        assert (told.status, told.json["result"], told.json["outcome"]["omitted"]) == (200, "completed", True)
         ops = [{"op": "get", "namespace": "default", "key": "k"}]
         told = await client.post("/v1/batch", {"ops": ops})
         assert told.json["results"][0]["code"] == "IDEMPOTENCY_OVERLOADED"

@@ -325,4 +325,4 @@ def test_outcomes_that_the_other_does_not_read_are_not_sent() -> None:
 
     large = Completed("op", 1, 2, Outcome(200, (), bytes(10_000)), rejected=False)
     assert deliver(UNREAD_BYTES_MAX) == [large, Unknown()]
-    assert deliver(UNREAD_BYTES_MAX + 1) == [not_kept(), Unknown()]
+    assert deliver(UNREAD_BYTES_MAX + 1) == [not_kept(large), Unknown()]
