@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import ssl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 import click
@@ -56,13 +59,33 @@ def open_client(settings: Settings, *, patient: bool = False) -> CommandClient:
 def _tls(settings: Settings) -> ssl.SSLContext | None:
     if not settings.tls:
         return None
-    try:
+    with _naming(settings.tls_ca):
         context = ssl.create_default_context(cafile=settings.tls_ca)
+    with _naming(settings.tls_cert, settings.tls_key):
         if settings.tls_cert is not None:
             context.load_cert_chain(settings.tls_cert, settings.tls_key, password=_no_password)
-    except (OSError, ValueError) as error:
-        raise UsageProblem(f"the TLS files cannot be used: {error}") from None
     return context
+
+
+@contextlib.contextmanager
+def _naming(*given: Path | None) -> Iterator[None]:
+    """What is wrong with files is said with their names, and where one cannot be read, with its name alone."""
+    files = [file for file in given if file is not None]
+    try:
+        for file in files:
+            file.open("rb").close()
+        yield
+    except ssl.SSLError as error:
+        raise UsageProblem(f"{_named(files)} cannot be used: {error.reason or error}") from None
+    except ValueError as error:
+        raise UsageProblem(f"{_named(files)} cannot be used: {error}") from None
+    except OSError as error:
+        where = error.filename or _named(files)
+        raise UsageProblem(f"the TLS file {where} cannot be read: {error.strerror or error}") from None
+
+
+def _named(files: Sequence[Path]) -> str:
+    return f"the TLS {'file' if len(files) == 1 else 'files'} {' and '.join(map(str, files))}".rstrip()
 
 
 def _no_password() -> str:

@@ -7,7 +7,7 @@ import errno
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -42,12 +42,36 @@ def export(
         raise click.UsageError("--json needs --output: standard output has the export.")
     with working(as_json=as_json, config_path=config_path) as progress:
         keys = told_as_owner(config_path, output, data_dir).keys
-        with _destination(data_dir, output) as file:
-            end = write_out(data_dir, file.write, progress, outcomes=not without_outcomes, keys=keys)
+        with _blamed(output), _destination(data_dir, output) as file:
+            write = _writer(file, output)
+            end = write_out(data_dir, write, progress, outcomes=not without_outcomes, keys=keys)
             file.flush()
     if output is not None:
         lines = [f"{output}: {end.entries} entries, {end.events} events, {end.incidents} incidents"]
         report(as_json, {"output": str(output)} | members(end), lines)
+
+
+def _writer(file: BinaryIO, output: Path | None) -> Callable[[bytes], object]:
+    """Writes into the destination; what that refuses is said of it here, and not of what is read."""
+
+    def write(line: bytes) -> None:
+        with _blamed(output):
+            file.write(line)
+
+    return write
+
+
+@contextlib.contextmanager
+def _blamed(output: Path | None) -> Iterator[None]:
+    """What the operating system refuses is said of the destination."""
+    from idemactor.storage.directory import explain
+
+    try:
+        yield
+    except BrokenPipeError:  # Who reads an export has seen enough.
+        raise
+    except OSError as error:
+        raise explain(Path("standard output") if output is None else output, error, "") from error
 
 
 @contextlib.contextmanager

@@ -78,6 +78,14 @@ def _reencrypt(path: Path, keys: Keyring) -> tuple[int, int]:
         return trio.run(_all_files, directory, keys), brought_in
 
 
+def _not_wiped(path: Path, error: Exception | None) -> Exception:
+    from idemactor.storage.ways_out import not_written
+
+    if error is None:
+        return StorageError("another program reads the files; stop it first")
+    return not_written(path, error)
+
+
 async def _all_files(directory: DataDirectory, keys: Keyring) -> int:
     from idemactor.shard.start import open_engines
     from idemactor.storage.resealing import reseal
@@ -87,7 +95,7 @@ async def _all_files(directory: DataDirectory, keys: Keyring) -> int:
     async with open_engines(directory, "full", keys=keys) as engines:
         for engine, _ in engines:
             if not await engine.wipe():
-                raise StorageError("another program reads the files; stop it first")
+                raise _not_wiped(directory.path, engine.last_error)
     written = 0
     for shard in range(directory.shards):
         file = ShardFile(Place(directory.engine_path(shard), shard, directory.shards, keys=keys))

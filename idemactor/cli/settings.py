@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import tomllib
 from collections.abc import Mapping
@@ -136,7 +137,7 @@ def read_text(path: Path) -> str:
     """A small text file.
 
     Raises:
-        UsageProblem: It cannot be read, is too large or not UTF-8.
+        UsageProblem: It cannot be read, is too large, not UTF-8, or begins with a byte order mark.
     """
     try:
         with path.open("rb") as file:
@@ -145,6 +146,8 @@ def read_text(path: Path) -> str:
         raise UsageProblem(f"{path}: cannot be read: {error.strerror or error}") from None
     if len(data) > FILE_BYTES_MAX:
         raise UsageProblem(f"{path}: is larger than {FILE_BYTES_MAX} bytes")
+    if data.startswith(codecs.BOM_UTF8):
+        raise UsageProblem(f"{path}: begins with a byte order mark; save it as UTF-8 without one")
     try:
         return data.decode()
     except UnicodeDecodeError:

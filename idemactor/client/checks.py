@@ -18,12 +18,18 @@ def check_text(name: str, value: object) -> None:
         raise TypeError(f"{name} is text, not {type(value).__name__}")
 
 
-def check_whole(name: str, value: object, least: int = 0) -> None:
-    """Raise TypeError where ``value`` is no int, ValueError where it is below ``least``."""
+def check_whole(name: str, value: object, least: int | None = 0) -> None:
+    """Raise TypeError where ``value`` is no int, ValueError where it is below ``least``; None: whoever else looks."""
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is an int, not {type(value).__name__}")
-    if value < least:
+    if least is not None and value < least:
         raise ValueError(f"{name} is at least {least}")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise TypeError where ``value`` is neither True nor False."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, not {type(value).__name__}")
 
 
 def check_duration(name: str, value: object, *, above_zero: bool = False) -> None:

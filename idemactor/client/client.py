@@ -24,8 +24,16 @@ import anyio
 from anyio.abc import TaskGroup
 
 from idemactor.client.address import Address, dial, parse_address
+from idemactor.client.bounds import check_holder
 from idemactor.client.caller import Caller
-from idemactor.client.checks import check_duration, check_text, check_whole, on_unavailable_from
+from idemactor.client.checks import (
+    check_choice,
+    check_duration,
+    check_flag,
+    check_text,
+    check_whole,
+    on_unavailable_from,
+)
 from idemactor.client.clock import LeaseClock, ManualClock, SystemClock
 from idemactor.client.errors import ClientClosed
 from idemactor.client.fleet import Fleet
@@ -99,11 +107,18 @@ class Client(Holding):
         place = parse_address(address)
         if token is not None:
             check_text("token", token)
+            if not token:
+                raise ValueError("token is empty: leave it out, or see why the program has none")
         check_duration("connect_ms", connect_ms, above_zero=True)
         check_duration("silence_ms", silence_ms, above_zero=True)
         check_whole("in_flight_max", in_flight_max, least=1)
         if unavailable_after_ms is not None:
             check_whole("unavailable_after_ms", unavailable_after_ms)
+        if tls is not None and not isinstance(tls, bool | ssl.SSLContext):
+            raise TypeError(f"tls is True, False or an ssl.SSLContext, not {type(tls).__name__}")
+        check_flag("direct", direct)
+        if on_report is not None and not callable(on_report):
+            raise TypeError(f"on_report is a function, not {type(on_report).__name__}")
         context = ssl.create_default_context() if tls is True else tls or None
 
         def link(dial_it: Dial) -> Link:
@@ -138,7 +153,7 @@ class Client(Holding):
         check_duration("timeout_ms", timeout_ms)
         check_duration("cleanup_ms", cleanup_ms)
         if holder is not None:
-            check_text("holder", holder)
+            check_holder(holder)
         self.unprotected = 0
         self.lease_clock = lease_clock
         self._connect = connect
@@ -177,10 +192,18 @@ class Client(Holding):
             holder: As in ``Client``.
 
         Raises:
+            TypeError: An argument is of the wrong type.
+            ValueError: An argument is none that there is, an empty ``data_dir`` for one.
             StartError: On opening: the directory cannot be used; the message says the way out.
         """
         from idemactor.client.on_disk import on_disk
 
+        if not os.fspath(data_dir):
+            raise ValueError("data_dir is empty; name a directory")
+        if shards is not None:
+            check_whole("shards", shards, least=1)
+        check_choice("durability", durability, ("full", "process"))
+        _check_namespaces(namespaces)
         client = cls.__new__(cls)
         make = on_disk(Path(data_dir), namespaces, shards, durability)
         client._set_up(make, SystemClock(), timeout_ms, cleanup_ms, holder)
@@ -201,6 +224,7 @@ class Client(Holding):
         """
         from idemactor.client.embedded import in_memory
 
+        _check_namespaces(namespaces)
         client = cls.__new__(cls)
         clock = ManualClock()
         client._set_up(in_memory(namespaces, clock), clock, timeout_ms, cleanup_ms, holder)
@@ -282,6 +306,8 @@ class Client(Holding):
         self._tasks.start_soon(_guarded, work)
 
     def _ask(self, flight: Flight, timeout_ms: int | None) -> Awaitable[Any]:
+        if timeout_ms is not None:
+            check_duration("timeout_ms", timeout_ms)
         return self.ask(flight, self._timeout_ms if timeout_ms is None else timeout_ms)
 
     def _settling(self) -> Settler:
@@ -296,6 +322,13 @@ async def _guarded(work: Callable[[], Awaitable[None]]) -> None:
         await work()
     except Exception:
         _log.exception("a background task failed")
+
+
+def _check_namespaces(namespaces: object) -> None:
+    if namespaces is None:
+        return
+    if not isinstance(namespaces, Mapping) or not all(isinstance(each, Policy) for each in namespaces.values()):
+        raise TypeError("namespaces are a mapping of names to Policy")
 
 
 def _whoami() -> str:

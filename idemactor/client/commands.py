@@ -12,12 +12,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from idemactor.client.asking import only
+from idemactor.client.bounds import check_wait
 from idemactor.client.dispatch_commands import DispatchCommands
 from idemactor.client.dispatching import content_members
 from idemactor.client.errors import IdemactorClientError, ProtocolViolation, Refused
 from idemactor.client.flight import Flight
 from idemactor.client.operator_commands import OperatorCommands
-from idemactor.client.params import Acquisition, acquisition, members, outcome_members
+from idemactor.client.params import Acquisition, acquisition, members_of, outcome_members
 from idemactor.client.results import (
     Accepted,
     Committed,
@@ -80,6 +81,7 @@ class Commands(DispatchCommands, OperatorCommands):
             MismatchError: The key stands for another payload.
             DuplicateError: It was done before and duplicates are to be refused.
         """
+        check_wait("reserve", wait_ms)
         asked = self._acquisition(
             "reserve",
             namespace=namespace,
@@ -157,15 +159,22 @@ class Commands(DispatchCommands, OperatorCommands):
             UnknownKeyError: There is no record.
             TooLarge: The events are larger than a commit's may be together.
         """
-        announced = [content_members(one) for one in events] or None
-        given = members(namespace=namespace, key=key, token=token, outcome=outcome, ttl_ms=ttl_ms, events=announced)
+        given = members_of(
+            "commit",
+            namespace=namespace,
+            key=key,
+            token=token,
+            outcome=outcome,
+            ttl_ms=ttl_ms,
+            events=_announced(events),
+        )
         return only(Committed, await self._send(Flight("commit", given), timeout_ms))
 
     async def release(
         self, namespace: str, key: str, token: int, *, reason: str | None = None, timeout_ms: int | None = None
     ) -> Released:
         """The effect did not happen: free the key. Raises: StaleTokenError, AlreadyCommittedError, UnknownKeyError."""
-        given = members(namespace=namespace, key=key, token=token, reason=reason)
+        given = members_of("release", namespace=namespace, key=key, token=token, reason=reason)
         return only(Released, await self._send(Flight("release", given), timeout_ms))
 
     async def extend(
@@ -179,20 +188,20 @@ class Commands(DispatchCommands, OperatorCommands):
             AlreadyCommittedError: It is done.
             UnknownKeyError: There is no record.
         """
-        given = members(namespace=namespace, key=key, token=token, lease_ms=lease_ms)
+        given = members_of("extend", namespace=namespace, key=key, token=token, lease_ms=lease_ms)
         return only(Extended, await self._send(Flight("extend", given), timeout_ms))
 
     async def doubt(
         self, namespace: str, key: str, token: int, *, reason: str | None = None, timeout_ms: int | None = None
     ) -> Doubted:
         """Nobody knows whether the effect happened. Raises as ``release`` does."""
-        given = members(namespace=namespace, key=key, token=token, reason=reason)
+        given = members_of("doubt", namespace=namespace, key=key, token=token, reason=reason)
         return only(Doubted, await self._send(Flight("doubt", given), timeout_ms))
 
     # ----------------------------------------------------------------------------------- asking the server, and batches
     async def policy(self, namespace: str, *, timeout_ms: int | None = None) -> NamespacePolicy:
         """The published settings of a namespace; the client remembers their ``on_unavailable``."""
-        found = policy_of(await self._ask(Flight("policy", members(namespace=namespace)), timeout_ms))
+        found = policy_of(await self._ask(Flight("policy", members_of("policy", namespace=namespace)), timeout_ms))
         self._policies[namespace] = found
         return found
 
@@ -206,6 +215,7 @@ class Commands(DispatchCommands, OperatorCommands):
         Reserves and accepts without a ``request_id`` are given one each. If this call is cancelled, or ends without an
         answer, what may have been reserved is given back.
         """
+        _check_ops(ops)
         asked = [_prepared(op) for op in ops]
         flight = Flight("batch", {"ops": [params for params, _ in asked]})
         try:
@@ -226,7 +236,7 @@ class Commands(DispatchCommands, OperatorCommands):
     # ----------------------------------------------------------------------------------------------------------- inside
 
     def _acquisition(self, method: str, **given: object) -> Acquisition:
-        return acquisition(method, members(**given))
+        return acquisition(method, members_of(method, **given))
 
     async def _acquire(self, asked: Acquisition, wait_ms: int, timeout_ms: int | None) -> Reserved | Completed:
         """One reserve, without any care for what becomes of it."""
@@ -237,6 +247,21 @@ class Commands(DispatchCommands, OperatorCommands):
     def _give_back(self, asked: Acquisition) -> None:
         if asked.own and asked.flight.may_have_acted:
             self._settling().give_back(asked)
+
+
+def _announced(events: Sequence[NewEvent]) -> list[dict[str, Any]] | None:
+    for one in events:
+        if not isinstance(one, NewEvent):
+            raise TypeError(f"events are what event() makes, and {type(one).__name__} is none")
+    return [content_members(one) for one in events] or None
+
+
+def _check_ops(ops: object) -> None:
+    if not isinstance(ops, Sequence) or isinstance(ops, str | bytes):
+        raise TypeError(f"ops is a sequence of calls, not {type(ops).__name__}")
+    for op in ops:
+        if not isinstance(op, Mapping):
+            raise TypeError(f"ops are mappings of the members of a call, and {type(op).__name__} is none")
 
 
 def _prepared(op: Op) -> tuple[dict[str, Any], Acquisition | None]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from idemactor.client.asking import Asking, only
+from idemactor.client.bounds import check_wait
 from idemactor.client.dispatching import EntryRef, Headers, Operation, OutboxEntry, intent_from
 from idemactor.client.flight import Flight
-from idemactor.client.params import members
+from idemactor.client.params import members_of
 from idemactor.client.results import (
     Acked,
     Cancelled,
@@ -63,7 +64,8 @@ class DispatchCommands(Asking):
             InDoubtError: Nobody knows what became of somebody's attempt to do it.
             QuotaExceeded: The outbox or the namespace is full.
         """
-        given = members(
+        given = members_of(
+            "dispatch",
             namespace=namespace,
             key=key,
             intent=intent_from(body, content_type, headers),
@@ -83,12 +85,13 @@ class DispatchCommands(Asking):
         self, namespace: str, operation_id: str, *, wait_ms: int = 0, timeout_ms: int | None = None
     ) -> Operation:
         """How a dispatched operation stands, after waiting for its end at most ``wait_ms``. Raises: NotFound."""
-        given = members(namespace=namespace, operation_id=operation_id, wait_ms=wait_ms or None)
+        check_wait("operation", wait_ms)
+        given = members_of("operation", namespace=namespace, operation_id=operation_id, wait_ms=wait_ms or None)
         return only(Operation, await self._send(Flight("operation", given, waits_ms=wait_ms), timeout_ms))
 
     async def cancel(self, namespace: str, operation_id: str, *, timeout_ms: int | None = None) -> Cancelled:
         """Take an operation back of which nothing was sent. Raises: UncancellableError, NotFound."""
-        given = members(namespace=namespace, operation_id=operation_id)
+        given = members_of("cancel", namespace=namespace, operation_id=operation_id)
         return only(Cancelled, await self._send(Flight("cancel", given), timeout_ms))
 
     async def poll(
@@ -111,7 +114,9 @@ class DispatchCommands(Asking):
             holder: Who takes them, for people; None: the client's.
             timeout_ms: As everywhere.
         """
-        given = members(
+        check_wait("outbox.poll", wait_ms)
+        given = members_of(
+            "outbox.poll",
             namespace=namespace,
             max=max_entries,
             wait_ms=wait_ms or None,
@@ -135,9 +140,7 @@ class DispatchCommands(Asking):
             StaleTokenError: It was shown to somebody else meanwhile.
             UnknownKeyError: There is no record.
         """
-        given = members(
-            namespace=namespace, id=entry.id, key=entry.key, token=entry.token, outcome=outcome, ttl_ms=ttl_ms
-        )
+        given = members_of("outbox.ack", namespace=namespace, outcome=outcome, ttl_ms=ttl_ms, **_named(entry))
         answer = await self._send(Flight("outbox.ack", given), timeout_ms)
         assert isinstance(answer, Committed | Acked)
         return answer
@@ -162,16 +165,22 @@ class DispatchCommands(Asking):
             AlreadyCommittedError: It is dealt with.
             UnknownKeyError: There is no record.
         """
-        given = members(
+        given = members_of(
+            "outbox.nack",
             namespace=namespace,
-            id=entry.id,
-            key=entry.key,
-            token=entry.token,
             delay_ms=delay_ms,
             reason=reason,
             failed=failed or None,
             outcome=outcome,
+            **_named(entry),
         )
         answer = await self._send(Flight("outbox.nack", given), timeout_ms)
         assert isinstance(answer, Postponed | Committed | Released)
         return answer
+
+
+def _named(entry: object) -> dict[str, object]:
+    """The members that say which entry it is. Raises: TypeError: it is none."""
+    if not isinstance(entry, EntryRef):
+        raise TypeError(f"entry is an OutboxEntry or an EntryRef, not {type(entry).__name__}")
+    return {"id": entry.id, "key": entry.key, "token": entry.token}

@@ -125,7 +125,8 @@ class Holding(Commands):
         Raises:
             TypeError: At the call: an argument is of the wrong type.
             ValueError: At the call: an argument is none that there is.
-            InvalidRequest: At the call: no record can have this namespace or key.
+            InvalidRequest: At the call: no record can have this namespace or key, or the server would refuse another
+                member.
             InFlightError: On entering: somebody else holds the key.
             InDoubtError: On entering: nobody knows what became of an earlier attempt.
             MismatchError: On entering: the key stands for another payload.
@@ -139,7 +140,7 @@ class Holding(Commands):
         check_place(namespace, key)
         for name, value in (("lease_ms", lease_ms), ("ttl_ms", ttl_ms), ("window_ms", window_ms)):
             if value is not None:
-                check_whole(name, value)
+                check_whole(name, value, least=None)
         if holder is not None:
             check_text("holder", holder)
         options = self._hold_options(wait, not_executed, on_lost, on_unavailable, unavailable_after_ms, timeout_ms)

@@ -8,7 +8,7 @@ from typing import Literal
 from idemactor.client.asking import Asking, only
 from idemactor.client.errors import NotFound, UnknownKeyError
 from idemactor.client.flight import Flight
-from idemactor.client.params import members
+from idemactor.client.params import members, members_of
 from idemactor.client.results import (
     Acknowledged,
     Forgotten,
@@ -27,7 +27,8 @@ class OperatorCommands(Asking):
 
     async def get(self, namespace: str, key: str, *, timeout_ms: int | None = None) -> KeyRecord:
         """The record of a key. Raises: UnknownKeyError."""
-        return only(KeyRecord, await self._send(Flight("get", members(namespace=namespace, key=key)), timeout_ms))
+        given = members_of("get", namespace=namespace, key=key)
+        return only(KeyRecord, await self._send(Flight("get", given), timeout_ms))
 
     async def resolve(
         self,
@@ -40,14 +41,14 @@ class OperatorCommands(Asking):
         timeout_ms: int | None = None,
     ) -> Resolved:
         """Settle an operation in doubt. Raises: InFlightError, StaleTokenError, AlreadyCommittedError."""
-        given = members(namespace=namespace, key=key, token=token, verdict=verdict, outcome=outcome)
+        given = members_of("resolve", namespace=namespace, key=key, token=token, verdict=verdict, outcome=outcome)
         return only(Resolved, await self._send(Flight("resolve", given), timeout_ms))
 
     async def forget(
         self, namespace: str, key: str, *, force: bool = False, timeout_ms: int | None = None
     ) -> Forgotten:
         """Drop everything about a key. Raises: UnsettledError without ``force``, UnknownKeyError."""
-        flight = Flight("forget", members(namespace=namespace, key=key, force=force or None))
+        flight = Flight("forget", members_of("forget", namespace=namespace, key=key, force=force or None))
         try:
             return only(Forgotten, await self._send(flight, timeout_ms))
         except UnknownKeyError:
@@ -58,7 +59,7 @@ class OperatorCommands(Asking):
 
     async def acknowledge(self, namespace: str, incident_id: str, *, timeout_ms: int | None = None) -> Acknowledged:
         """An operator has seen an incident. Raises: NotFound."""
-        flight = Flight("acknowledge", members(namespace=namespace, id=incident_id))
+        flight = Flight("acknowledge", members_of("acknowledge", namespace=namespace, id=incident_id))
         try:
             return only(Acknowledged, await self._send(flight, timeout_ms))
         except NotFound:
@@ -80,7 +81,7 @@ class OperatorCommands(Asking):
         Raises:
             Forbidden: The token is no operator's.
         """
-        asked = members(older_than_ms=older_than_ms, limit=limit)
+        asked = members_of("stuck", older_than_ms=older_than_ms, limit=limit)
         return stuck_of(await self._ask(Flight("stuck", asked), timeout_ms))
 
     async def records(
@@ -94,8 +95,13 @@ class OperatorCommands(Asking):
         timeout_ms: int | None = None,
     ) -> AsyncGenerator[KeyRecord, None]:
         """The records of a namespace, page by page as they are asked for, outcomes left out."""
-        asked = members(
-            namespace=namespace, state=state, contested=contested, older_than_ms=older_than_ms, limit=page_size
+        asked = members_of(
+            "records",
+            namespace=namespace,
+            state=state,
+            contested=contested,
+            older_than_ms=older_than_ms,
+            limit=page_size,
         )
         cursor: str | None = None
         while True:
@@ -112,7 +118,7 @@ class OperatorCommands(Asking):
         """The incidents that nobody acknowledged yet, page by page as they are asked for."""
         cursor: str | None = None
         while True:
-            asked = members(namespace=namespace, limit=page_size, cursor=cursor)
+            asked = members_of("incidents", namespace=namespace, limit=page_size, cursor=cursor)
             found, cursor = incidents_of(await self._ask(Flight("incidents", asked), timeout_ms))
             for incident in found:
                 yield incident

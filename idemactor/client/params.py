@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from idemactor import errors
+from idemactor.client.bounds import check_members
 from idemactor.client.dispatching import content_members
 from idemactor.client.errors import InvalidRequest
 from idemactor.client.flight import Flight
@@ -28,6 +29,13 @@ _READ_OUTCOME: Final = OUTCOME.reader("outcome", Dialect.MSGPACK)
 def members(**given: object) -> dict[str, Any]:
     """The members of a call: what was left out stays out."""
     return {name: _sent(value) for name, value in given.items() if value is not None}
+
+
+def members_of(method: str, **given: object) -> dict[str, Any]:
+    """The members of a call that somebody asks for, as ``members``; see ``check_members``."""
+    found = members(**given)
+    check_members(method, found)
+    return found
 
 
 def _sent(value: object) -> object:

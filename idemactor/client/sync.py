@@ -63,6 +63,7 @@ def _making(of: Callable[P, aio.Client]) -> Callable[P, Client]:
     @functools.wraps(of)
     def make(*arguments: P.args, **named: P.kwargs) -> Client:
         client = Client.__new__(Client)
+        of(*arguments, **named)  # A mistake in the arguments shows here, not at the first use.
         client._set_up(lambda: of(*arguments, **named), "trio")
         return client
 

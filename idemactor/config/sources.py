@@ -5,6 +5,7 @@ Nothing is judged here but whether a source can be read at all and whether a var
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import re
 import tomllib
@@ -43,7 +44,7 @@ def read_file(path: Path) -> Table:
     """The settings of a TOML file.
 
     Raises:
-        ConfigError: It cannot be read, is too large, is not UTF-8 or not TOML.
+        ConfigError: It cannot be read, is too large, is not UTF-8, begins with a byte order mark, or is not TOML.
     """
     text = _read_text(path)
     try:
@@ -64,6 +65,9 @@ def _read_text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     if len(data) > FILE_BYTES_MAX:
         raise ConfigError(f"{path}: is larger than {FILE_BYTES_MAX} bytes")
+    if data.startswith(codecs.BOM_UTF8):
+        # TOML has none, and the parser points at a character that nobody sees.
+        raise ConfigError(f"{path}:1: begins with a byte order mark; save it as UTF-8 without one")
     try:
         return data.decode().replace("\r\n", "\n")
     except UnicodeDecodeError as error:

@@ -88,12 +88,14 @@ def server_ssl_context(
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
+        _prove_readable(cert, key)
         # The empty passphrase keeps OpenSSL from asking for one on the terminal.
         context.load_cert_chain(cert, key, password="")
     except (OSError, ssl.SSLError) as error:
         raise StartError(f"cannot use the TLS certificate {cert} with the key {key}: {error}") from error
     if client_ca is not None:
         try:
+            _prove_readable(client_ca)
             context.load_verify_locations(client_ca)
         except (OSError, ssl.SSLError) as error:
             raise StartError(f"cannot use the client authorities in {client_ca}: {error}") from error
@@ -101,6 +103,12 @@ def server_ssl_context(
     if alpn:
         context.set_alpn_protocols(list(alpn))
     return context
+
+
+def _prove_readable(*files: Path) -> None:
+    """OpenSSL says that a file is not there, and not which; Raises: OSError: one cannot be read, and it says which."""
+    for file in files:
+        file.open("rb").close()
 
 
 def bind_listeners(

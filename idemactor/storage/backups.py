@@ -22,9 +22,9 @@ from idemactor.storage.layout import (
     LOCK_NAME,
     MADE_NAME,
     MANIFEST_NAME,
-    META_NAME,
     Meta,
     MetaDamaged,
+    is_none,
     read_meta,
     set_path,
     shard_name,
@@ -347,7 +347,7 @@ def _read_digests(source: Path) -> dict[int, str] | None:
     """The digests of a backup's files by shard; None where it says nothing, or was served meanwhile."""
     meta = read_meta(source)
     if meta is None:
-        raise StartError(f"{source} has no {META_NAME}: it is not a backup, or was never finished")
+        raise is_none(source, "backup")
     if meta.copied_ms is None:
         return None
     try:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 import apsw
 
 from idemactor.core.keys import Identity, identity_hash, shard_of, worker_of
-from idemactor.errors import StartError, StorageError
+from idemactor.errors import StorageError
 from idemactor.storage import check_sql, journal_file, schema
 from idemactor.storage.checksums import has_checksums, wrong_pages
 from idemactor.storage.directory import explain, lock
@@ -27,8 +27,8 @@ from idemactor.storage.journal_file import Held
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.layout import (
     LOCK_NAME,
-    META_NAME,
     Meta,
+    is_none,
     journal_name,
     lock_name,
     read_meta,
@@ -126,7 +126,7 @@ def reading_alone(path: Path, *, current: bool = False) -> Iterator[Meta]:
             _lock_if_there(path / LOCK_NAME, locks)
             meta = read_meta(path)
             if meta is None:
-                raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+                raise is_none(path)
             if current:
                 refuse_outdated(path, meta)
             for shard in range(meta.shards):

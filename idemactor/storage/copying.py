@@ -42,7 +42,7 @@ from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, create_journal, opened_body
 from idemactor.storage.journal_rows import decode
-from idemactor.storage.layout import META_NAME, Meta, journal_name, read_meta, shard_name
+from idemactor.storage.layout import Meta, is_none, journal_name, read_meta, shard_name
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
@@ -137,7 +137,7 @@ def copy_files(
     """
     meta = read_meta(source)
     if meta is None:
-        raise StartError(f"{source} has no {META_NAME}: it is not a data directory, or was never finished")
+        raise is_none(source)
     refuse_outdated(source, meta)
     home, first_seq, taken_ms = meta.home(source), new_first_seq(), wall_ms()
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
@@ -288,6 +288,8 @@ def _replay(file: ShardFile, seq: int, held: Held, keys: Keyring | None, *, apar
 def _write(file: ShardFile, batch: Batch, seq: int) -> None:
     batch.journal_seq = seq
     if file.write(batch) is not CommitResult.OK:
+        if isinstance(file.last_error, apsw.FullError):
+            raise file.last_error
         raise StorageError(f"the copy cannot be written: {file.last_error}")
 
 

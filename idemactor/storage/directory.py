@@ -48,7 +48,7 @@ from idemactor.storage.sqlite_create import FILE_MODE, check_version, create_fil
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.unfinished import finish, finished_sets, refuse_outdated, unfinished
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
-from idemactor.storage.ways_out import NOT_ALONE, reason_of
+from idemactor.storage.ways_out import NOT_ALONE, disk_full, reason_of
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -65,8 +65,8 @@ _WAYS_OUT: Final = {
     errno.EACCES: "this user may not use it; give it to the user that runs idemactor",
     errno.EPERM: "this user may not use it; give it to the user that runs idemactor",
     errno.EROFS: "it is on a read-only file system; name a directory that can be written",
-    errno.ENOSPC: "the disk is full, or has no inode left; free some space and start again",
-    errno.EDQUOT: "the disk quota is used up; free some space and start again",
+    errno.ENOSPC: "the disk is full, or has no inode left; free some space and try again",
+    errno.EDQUOT: "the disk quota is used up; free some space and try again",
     errno.ENOTDIR: "it, or something on the way to it, is not a directory; name another path",
     errno.EEXIST: "it is not a directory; name another path",
     errno.ENAMETOOLONG: "the path is too long; name a shorter one",
@@ -447,16 +447,18 @@ def wall_ms() -> int:
 
 def explain(path: Path, error: OSError, what: str = "data directory") -> StartError:
     """What the operating system refused, as a sentence with the way out; ``what`` is at ``path``."""
+    if error.errno is None:
+        return StartError(f"{what} {path}".lstrip() + f" cannot be used: {error}")
     if error.errno in _NETWORK:
         why = "its file system cannot lock files or its server does not answer; use a local disk"
     else:
-        why = _WAYS_OUT.get(error.errno or 0, os.strerror(error.errno or 0))
+        why = _WAYS_OUT.get(error.errno, os.strerror(error.errno))
     return StartError(f"{what} {path}".lstrip() + f" cannot be used: {why} ({error})")
 
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What the operating system or SQLite refuses, as a sentence."""
+    """What the operating system or SQLite refuses, as a sentence; ``path`` is what a tool writes, if it writes."""
     try:
         yield
     except BrokenPipeError:  # Who reads an export has seen enough.
@@ -464,6 +466,6 @@ def explained(path: Path) -> Iterator[None]:
     except OSError as error:
         raise explain(Path(error.filename or path), error, "") from error
     except apsw.FullError as error:
-        raise StartError(f"the disk is full; free some space and try again ({reason_of(error)})") from error
+        raise disk_full(path, error) from error
     except apsw.Error as error:
         raise StorageError(f"a file cannot be read or written: {reason_of(error)}") from error

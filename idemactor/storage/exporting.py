@@ -31,7 +31,7 @@ def export(
 
     Args:
         path: The directory.
-        write: Takes a line at a time.
+        write: Takes a line at a time. An ``OSError`` of it would be said of the directory.
         progress: Is told how far it is.
         outcomes: Off, of an outcome only its status is written.
         keys: What is encrypted is opened with them, and written in clear.
@@ -39,7 +39,6 @@ def export(
     Raises:
         StartError: A server uses it, or it is none.
         StorageError: Something in it is damaged, or encrypted with another key.
-        OSError: ``write`` failed.
     """
     with (
         explained(path),

@@ -98,6 +98,13 @@ def journal_name(worker: int, workers: int) -> str:
     return JOURNAL_NAME if workers == 1 else f"journal-{worker}-of-{workers}.db"
 
 
+def is_none(path: Path, what: str = "data directory") -> StartError:
+    """What is said where ``path`` has no ``idemactor.json``, and something of the kind of ``what`` was to be read."""
+    if not path.exists():
+        return StartError(f"{path} is not there; name a {what} that is")
+    return StartError(f"{path} has no {META_NAME}: it is not a {what}, or was never finished")
+
+
 def read_meta(path: Path) -> Meta | None:
     """What ``idemactor.json`` says, None where there is none.
 

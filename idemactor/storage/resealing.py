@@ -10,7 +10,6 @@ from typing import Final
 import apsw
 
 from idemactor.core.keys import worker_of
-from idemactor.errors import StorageError
 from idemactor.storage import rows, schema
 from idemactor.storage.base import CommitResult
 from idemactor.storage.check import open_untouched
@@ -19,6 +18,7 @@ from idemactor.storage.reading import read_held
 from idemactor.storage.rows import Row
 from idemactor.storage.sealing import SEALED, Keyring
 from idemactor.storage.sqlite_file import ShardFile
+from idemactor.storage.ways_out import not_written
 
 ROWS_AT_A_TIME: Final = 256
 """Of one transaction: it may be interrupted between any two, and goes on where it was."""
@@ -45,6 +45,7 @@ def reseal(file: ShardFile, keys: Keyring) -> int:
 
     Raises:
         StorageError: What is there cannot be opened with these keys, or the file cannot be written.
+        StartError: The disk is full.
     """
     return (
         _walk(file, _OUTCOMES, _SET_BODY.format(table="outcomes", key="id"), lambda row: _outcome(row, keys))
@@ -83,7 +84,7 @@ def _walk(file: ShardFile, select: str, update: str, reseal_row: Callable[[Row],
         written += len(changed)
         write = functools.partial(_update, update=update, changed=changed)
         if changed and file.transact(write) is not CommitResult.OK:
-            raise StorageError(f"it cannot be written: {file.last_error}")
+            raise not_written(file.name, file.last_error)
 
 
 def _page(connection: apsw.Connection, select: str, after: int) -> list[Row]:

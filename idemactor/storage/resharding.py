@@ -9,7 +9,7 @@ from pathlib import Path
 from idemactor.core.keys import worker_of
 from idemactor.errors import StartError
 from idemactor.storage.directory import DataDirectory, explained
-from idemactor.storage.layout import META_NAME, SHARDS_MAX, Meta, journal_name, read_meta, shard_name
+from idemactor.storage.layout import SHARDS_MAX, Meta, is_none, journal_name, read_meta, shard_name
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, read_held, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild, stamps_of
@@ -48,7 +48,7 @@ def own(path: Path) -> Iterator[DataDirectory]:
         StartError: It is in use, or it is none.
     """
     if read_meta(path) is None:
-        raise StartError(f"{path} has no {META_NAME}: it is not a data directory, or was never finished")
+        raise is_none(path)
     with DataDirectory.open(path) as directory:
         directory.reread()
         yield directory

@@ -109,6 +109,11 @@ class WalFile(ABC, Generic[S]):
         self._has_moved = ctypes.c_int(0)
         self._has_moved_at = ctypes.addressof(self._has_moved)
 
+    @property
+    def name(self) -> str:
+        """The path of the file, for people."""
+        return self._name
+
     # ------------------------------------------------------------------------------------------------- what differs
 
     @abstractmethod

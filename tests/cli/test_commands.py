@@ -603,6 +603,14 @@ def test_whom_to_talk_to_comes_from_flags_and_environment(client: FakeClient, tm
     assert (second.address, second.token, second.timeout_ms, second.tls) == ("environment:1", "t", 5_000, False)
 
 
+def test_a_byte_order_mark_is_called_by_its_name(client: FakeClient, tmp_path: Path) -> None:
+    (tmp_path / "c.toml").write_text("tls = true\n", encoding="utf-8-sig")
+    result = invoke("ping", "--client-config", str(tmp_path / "c.toml"))
+    said = f"idemactor: {tmp_path}/c.toml: begins with a byte order mark; save it as UTF-8 without one\n"
+    assert (result.exit_code, result.stderr) == (Exit.USAGE, said)
+    assert client.calls == []
+
+
 def test_a_client_file_that_is_wrong_is_one_line(client: FakeClient, tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("nonsense = 1\n")
     result = invoke("ping", "--client-config", str(tmp_path / "c.toml"))
@@ -615,7 +623,16 @@ def test_a_client_file_that_is_wrong_is_one_line(client: FakeClient, tmp_path: P
     ("arguments", "said"),
     [
         (["ping", "--address", "nowhere"], "'nowhere' is no address: it is host:port, [v6]:port or unix:/path"),
-        (["ping", "--tls-ca", "/nowhere.pem"], "the TLS files cannot be used: [Errno 2] No such file or directory"),
+        (["ping", "--tls-ca", "/nowhere.pem"], "the TLS file /nowhere.pem cannot be read: No such file or directory"),
+        (
+            ["ping", "--tls-cert", "/dev/null", "--tls-key", "/nowhere.key"],
+            "the TLS file /nowhere.key cannot be read: No such file or directory",
+        ),
+        (["ping", "--tls-ca", "/dev/null"], "the TLS file /dev/null cannot be used: NO_CERTIFICATE_OR_CRL_FOUND"),
+        (
+            ["ping", "--tls-cert", "/dev/null", "--tls-key", "/dev/null"],
+            "the TLS files /dev/null and /dev/null cannot be used: [SSL] PEM lib",
+        ),
     ],
 )
 def test_an_address_or_a_certificate_that_is_none(
@@ -623,7 +640,8 @@ def test_an_address_or_a_certificate_that_is_none(
 ) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     result = invoke(*arguments)
-    assert (result.exit_code, result.stderr) == (Exit.USAGE, f"idemactor: {said}\n")
+    assert (result.exit_code, len(result.stderr.splitlines())) == (Exit.USAGE, 1)
+    assert result.stderr.startswith(f"idemactor: {said}")
 
 
 # ----------------------------------------------------------------------------------------------------------- help pages

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+import apsw
 import pytest
 import trio
 from click.testing import CliRunner
@@ -18,9 +19,11 @@ from idemactor.core.delivery import Intent
 from idemactor.core.record import Incident, Outcome
 from idemactor.errors import StartError
 from idemactor.shard.start import open_engines
+from idemactor.storage import resealing
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sealing import Keyring
+from idemactor.storage.sqlite_file import ShardFile
 from tests.storage.filled import killed
 from tests.storage.samples import NOW, committed, dispatched, event, name
 
@@ -126,6 +129,45 @@ def test_without_the_old_key_it_says_so_and_changes_nothing(tmp_path: Path) -> N
     assert result.exit_code == Exit.USAGE
     assert "not among those" in result.output
     has_everything(path, (OLD,))
+
+
+def test_a_full_disk_is_no_damage_and_the_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    fill(path, ())
+
+    def no_room(*_: object, **__: object) -> None:
+        raise apsw.FullError("database or disk is full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(resealing, "_update", no_room)
+        result = CliRunner().invoke(main, ["reencrypt", "--config", str(configured(path, (NEW,)))])
+    assert result.exit_code == Exit.USAGE
+    assert f"{path / 'shard-0000.db'} cannot be written: the disk is full; free some space" in result.output
+    has_everything(path, ())
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code", "said"),
+    [
+        (apsw.FullError("database or disk is full"), Exit.USAGE, "{} cannot be written: the disk is full"),
+        (apsw.IOError("disk I/O error"), Exit.DAMAGED, "{} cannot be written: disk I/O error"),
+        (None, Exit.DAMAGED, "another program reads the files"),
+    ],
+)
+def test_why_the_files_cannot_be_wiped_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception | None, exit_code: Exit, said: str
+) -> None:
+    path = tmp_path / "data"
+    fill(path, ())
+
+    def not_emptied(file: ShardFile) -> bool:
+        file.last_error = error
+        return False
+
+    monkeypatch.setattr(ShardFile, "empty_wal", not_emptied)
+    result = CliRunner().invoke(main, ["reencrypt", "--config", str(configured(path, (NEW,)))])
+    assert result.exit_code == exit_code
+    assert said.format(path) in result.output
 
 
 def test_a_running_server_or_no_keys_are_refused(tmp_path: Path) -> None:

@@ -162,8 +162,11 @@ def test_what_stops_it_is_said_in_one_line(
     assert result.exit_code == code
     assert not list(tmp_path.iterdir())
     if said is not None:
-        assert json.loads(result.stdout) == {"code": said, "detail": "no such place"}
-        assert result.stderr == "idemactor: no such place\n"
+        told = json.loads(result.stdout)
+        assert told["code"] == said
+        # An export says of its destination what the operating system refuses.
+        assert told["detail"] in ("no such place", "z cannot be used: no such place")
+        assert result.stderr == f"idemactor: {told['detail']}\n"
 
 
 def test_sigterm_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +178,28 @@ def test_sigterm_is_an_interruption(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(backups, "back_up", terminated)
     assert invoke("backup", str(tmp_path / "b")).exit_code == 130
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (("backup", "new", "--data-dir", "nowhere"), "data directory"),
+        (("restore", "nowhere", "new"), "backup"),
+        (("check", "nowhere"), "data directory"),
+        (("export", "nowhere"), "data directory"),
+        (("reshard", "nowhere", "--to", "2"), "data directory"),
+    ],
+)
+def test_what_is_not_there_is_not_said_to_lack_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], what: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = invoke(*arguments)
+    assert result.exit_code == Exit.USAGE
+    assert result.stderr.endswith(f"nowhere is not there; name a {what} that is\n")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "nowhere").mkdir()
+    assert f"has no idemactor.json: it is not a {what}, or was never finished" in invoke(*arguments).stderr
 
 
 def test_what_cannot_be_imported_from_is_said(tmp_path: Path) -> None:
@@ -397,6 +422,31 @@ def test_what_is_no_file_is_written_to_and_stays_what_it_is(data: Path, tmp_path
     assert [json.loads(line)["type"] for line in lines] == ["export", "end"]
     assert pipe.is_fifo()
     assert sorted(os.listdir(tmp_path)) == ["data", "pipe"]
+
+
+@pytest.mark.parametrize("entries", [0, 5_000])
+def test_where_an_export_finds_no_room_is_said(data: Path, monkeypatch: pytest.MonkeyPatch, entries: int) -> None:
+    """Amid it, and where the last of it is flushed. It is not the directory that is read."""
+    whole = exporting.export
+
+    def longer(path: Path, write: Callable[[bytes], object], *more: Any, **named: Any) -> End:
+        for _ in range(entries):
+            write(b"one line more\n")
+        return whole(path, write, *more, **named)
+
+    monkeypatch.setattr(exporting, "export", longer)
+    result = invoke("export", str(data), "--output", "/dev/full")
+    assert result.exit_code == Exit.USAGE
+    assert result.stderr.startswith("idemactor: /dev/full cannot be used: the disk is full")
+    assert str(data) not in result.stderr
+
+
+def test_an_export_to_a_standard_output_without_room_says_so(data: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-m", "idemactor", "export", str(data)]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == Exit.USAGE
+    assert ended.stderr.startswith("idemactor: standard output cannot be used: the disk is full")
 
 
 def test_an_export_takes_nobodys_place(data: Path, tmp_path: Path) -> None:

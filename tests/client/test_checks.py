@@ -8,12 +8,13 @@ import functools
 import math
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from idemactor.client import Client, InvalidRequest, ProtocolViolation, Unreachable, sync
+from idemactor.client import Client, EntryRef, InvalidRequest, Outcome, ProtocolViolation, Unreachable, sync
 from idemactor.client.causes import cause_of
 from tests.client.fake import FakeServer, Pipe, state, with_server
 from tests.client.loops import both_loops
@@ -97,6 +98,13 @@ def test_kinds_of_not_executed_come_alone_or_together(backend: str, kinds: Any) 
         ({"holder": 7}, TypeError),
         ({"on_unavailable": "maybe"}, ValueError),
         ({"unavailable_after_ms": 1.5}, TypeError),
+        ({"token": ""}, ValueError),
+        ({"tls": "x"}, TypeError),
+        ({"tls": 1}, TypeError),
+        ({"direct": "yes"}, TypeError),
+        ({"on_report": "x"}, TypeError),
+        ({"holder": "x" * 300}, ValueError),
+        ({"holder": "a\nb"}, ValueError),
     ],
     ids=str,
 )
@@ -104,6 +112,130 @@ def test_kinds_of_not_executed_come_alone_or_together(backend: str, kinds: Any) 
 def test_a_client_looks_at_its_arguments(make: Any, given: dict[str, Any], kind: type[Exception]) -> None:
     with pytest.raises(kind, match=f"^{next(iter(given))} is "):
         make(**({"address": "fake:1"} | given))
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        ({"data_dir": ""}, ValueError),
+        ({"data_dir": None}, TypeError),
+        ({"shards": 0}, ValueError),
+        ({"shards": "1"}, TypeError),
+        ({"durability": "none"}, ValueError),
+        ({"holder": "x" * 300}, ValueError),
+        ({"namespaces": {"trade": {}}}, TypeError),
+        ({"namespaces": ["trade"]}, TypeError),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("make", [Client.embedded, sync.Client.embedded])
+def test_an_embedded_client_looks_at_its_arguments_and_makes_nothing(
+    make: Any, given: dict[str, Any], kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind):
+        make(**({"data_dir": "here"} | given))
+    assert not list(tmp_path.iterdir())
+
+
+# ---------------------------------------------------------------------------------------------- the members of a call
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("reserve", {"lease_ms": 0}, "lease_ms"),
+    ("reserve", {"lease_ms": -1}, "lease_ms"),
+    ("reserve", {"lease_ms": "1"}, "lease_ms"),
+    ("reserve", {"on_duplicate": "no"}, "on_duplicate"),
+    ("reserve", {"holder": "x" * 300}, "holder"),
+    ("reserve", {"payload": 1, "fingerprint": "f"}, "payload"),
+    ("reserve", {"ttl_ms": 1_000, "window_ms": 1_000}, "window_ms"),
+    ("reserve", {"request_id": ""}, ""),
+    ("reserve", {"wait_ms": "1"}, "wait_ms"),
+    ("reserve", {"wait_ms": -1}, "wait_ms"),
+    ("reserve", {"key": ""}, "key"),
+    ("reserve", {"key": None}, "key"),
+    ("accept", {"outcome": Outcome(99, (), b"")}, "outcome"),
+    ("accept", {"outcome": "done"}, "outcome"),
+    ("commit", {"token": 0}, "token"),
+    ("commit", {"token": None}, "token"),
+    ("release", {"token": 1, "reason": "x" * 5_000}, "reason"),
+    ("extend", {"token": 1, "lease_ms": 0}, "lease_ms"),
+    ("doubt", {"token": 1.0}, "token"),
+    ("resolve", {"token": 1, "verdict": "perhaps"}, "verdict"),
+    ("dispatch", {"body": b"", "expires_in_ms": 0}, "expires_in_ms"),
+]
+"""Calls of a key, what is wrong in each, and the member that is named."""
+
+
+@both_loops
+def test_what_the_server_would_refuse_is_never_sent(backend: str) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        for method, given, field in REFUSED:
+            with pytest.raises(InvalidRequest) as caught:
+                await getattr(client, method)(**({"namespace": "trade", "key": "k"} | given))
+            assert caught.value.field == (field or next(iter(given))), (method, given)
+        calls: list[tuple[str, dict[str, Any]]] = [
+            ("poll", {"max_entries": 0}),
+            ("poll", {"wait_ms": -1}),
+            ("operation", {"operation_id": ""}),
+            ("operation", {"operation_id": "o", "wait_ms": "1"}),
+            ("cancel", {"operation_id": "x" * 100}),
+            ("acknowledge", {"incident_id": "x" * 100}),
+            ("ack", {"entry": EntryRef("i", "k", 0)}),
+            ("nack", {"entry": EntryRef("i", "k", 1), "delay_ms": -1}),
+        ]
+        for method, given in calls:
+            with pytest.raises(InvalidRequest):
+                await getattr(client, method)("trade", **given)
+        with pytest.raises(InvalidRequest):
+            await client.stuck(limit=0)
+        for pages in (client.records("trade", page_size=0), client.incidents("trade", page_size=0)):
+            with pytest.raises(InvalidRequest):
+                await anext(pages)
+        assert not server.seen
+
+    with_server(backend, body)
+
+
+@both_loops
+def test_what_is_of_another_kind_altogether_is_a_type_error(backend: str) -> None:
+    async def body(server: FakeServer, client: Client) -> None:
+        calls: list[tuple[str, list[object], dict[str, object]]] = [
+            ("batch", ["x"], {}),
+            ("batch", [7], {}),
+            ("batch", [{"op": "reserve"}], {}),
+            ("batch", [["reserve"]], {}),
+            ("ack", ["trade", "nope"], {}),
+            ("nack", ["trade", {"id": "i"}], {}),
+            ("commit", ["trade", "k", 1], {"events": ["filled"]}),
+            ("reserve", [None, "k"], {}),
+            ("policy", [b"trade"], {}),
+            ("ping", [], {"timeout_ms": "1"}),
+        ]
+        for method, arguments, named in calls:
+            with pytest.raises(TypeError):
+                await getattr(client, method)(*arguments, **named)
+        assert not server.seen
+
+    with_server(backend, body)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"lease_ms": 0},
+        {"lease_ms": -1},
+        {"ttl_ms": 1_000, "window_ms": 1_000},
+        {"payload": 1, "fingerprint": "f"},
+        {"on_duplicate": "no"},
+        {"holder": "x" * 300},
+    ],
+    ids=str,
+)
+def test_a_hold_that_the_server_would_refuse_never_runs_unprotected(given: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Client("fake:1", on_unavailable="open").hold("trade", "k", **given)
+    assert caught.value.field in given
+    assert "at least 0" not in caught.value.detail
 
 
 # ------------------------------------------------------------------------------------------------- functions for once

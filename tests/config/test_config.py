@@ -542,6 +542,14 @@ def test_a_file_that_is_not_utf8(file: Path) -> None:
         load(file)
 
 
+def test_a_byte_order_mark_is_called_by_its_name(file: Path) -> None:
+    file.write_text("[server]\n", encoding="utf-8-sig")
+    with pytest.raises(
+        ConfigError, match=r"config\.toml:1: begins with a byte order mark; save it as UTF-8 without one"
+    ):
+        load(file)
+
+
 def test_a_file_that_is_not_there(file: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.toml: cannot be read: No such file or directory"):
         load(file)

@@ -435,5 +435,7 @@ def test_tls_files_that_cannot_be_used_are_start_errors(tmp_path: Path) -> None:
         (CERT, KEY, tmp_path / "none"),
         (CERT, KEY, KEY),
     ):
-        with pytest.raises(StartError, match="cannot use"):
+        with pytest.raises(StartError, match="cannot use") as caught:
             server_ssl_context(cert, key, client_ca)
+        absent = str(tmp_path / "none")
+        assert str(caught.value).endswith(f"'{absent}'") == (absent in map(str, (cert, key, client_ca)))

@@ -19,7 +19,7 @@ from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.limits import TOKEN_MAX
 from idemactor.core.record import Outcome
 from idemactor.errors import StartError, StorageError
-from idemactor.storage import backups, copying, directory, tokens
+from idemactor.storage import backups, copying, directory, sqlite_writes, tokens
 from idemactor.storage.backups import back_up, restore
 from idemactor.storage.base import Batch, CommitResult
 from idemactor.storage.check import check_directory
@@ -120,7 +120,7 @@ async def test_a_backup_takes_nobodys_place(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     back_up(tmp_path / "data", tmp_path / "empty", silent)
     assert check_directory(tmp_path / "empty").sound
-    with pytest.raises(StartError, match="not a data directory"):
+    with pytest.raises(StartError, match="is not there"):
         back_up(tmp_path / "nothing", tmp_path / "other", silent)
     assert not (tmp_path / "other").exists()
 
@@ -364,6 +364,27 @@ def test_an_error_is_never_said_to_be_none(tmp_path: Path, error: apsw.Error, sa
     with pytest.raises((StartError, StorageError)) as caught, directory.explained(tmp_path):
         raise error
     assert said in str(caught.value)
+    assert isinstance(error, apsw.IOError) or str(caught.value).startswith(f"{tmp_path} cannot be written")
+
+
+@pytest.mark.parametrize("work", [back_up, restore])
+async def test_where_the_disk_is_full_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, work: Callable[..., object]
+) -> None:
+    """Also where what the journal alone has is written into the copy: nothing that was read is damaged."""
+    filler = Filler(Random(1), tmp_path / "running", 1)
+    await filler.open()
+    await filler.turns(3)
+    killed(tmp_path / "running", tmp_path / "data")
+    await filler.close()
+
+    def no_room(*_: object, **__: object) -> None:
+        raise apsw.FullError("database or disk is full")
+
+    monkeypatch.setattr(sqlite_writes, "apply", no_room)
+    with pytest.raises(StartError, match="the disk is full") as caught:
+        work(tmp_path / "data", tmp_path / "new", silent)
+    assert str(caught.value).startswith(f"{tmp_path / 'new'} cannot be written")
 
 
 def test_a_directory_of_the_first_format_is_backed_up_with_its_journal(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ async def test_as_many_shards_as_there_are_is_nothing_to_do(tmp_path: Path) -> N
             reshard(tmp_path / "data", shards, silent)
     with DataDirectory.open(tmp_path / "data"), pytest.raises(StartError, match="in use"):
         reshard(tmp_path / "data", 3, silent)
-    with pytest.raises(StartError, match="not a data directory"):
+    with pytest.raises(StartError, match="is not there"):
         reshard(tmp_path / "none", 3, silent)
     assert not (tmp_path / "none").exists()
 
