@@ -6,6 +6,7 @@ import random
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -39,6 +40,8 @@ POLICIES: Final = {
 LEASES_MS: Final = (10, 60, 250, 5_000)
 TTLS_MS: Final = (None, *(50, 300) * 6)
 """What is committed is soon forgotten, mostly: a key that is committed for good has no more history."""
+LOST_MAX: Final = 10
+"""Of so many lost calls of one key the orders can still be searched; then a new key takes its place."""
 TIMEOUT_S: Final = 0.4
 """Callers are impatient: to one who is stopped for a while many answers are lost."""
 
@@ -51,18 +54,32 @@ def now_ms() -> float:
 
 
 class Recorder:
-    """All calls of a round, and the tokens that anybody was told; any thread may write."""
+    """All calls of a round, and the tokens that anybody was told; any thread may write.
 
-    def __init__(self) -> None:
+    Attributes:
+        calls: In the order in which they ended.
+        keys: What callers may ask about.
+    """
+
+    def __init__(self, keys: list[Identity]) -> None:
         self.calls: list[Call] = []
+        self.keys = keys
+        self._lost: Counter[Identity] = Counter()
         self._tokens: dict[Identity, list[int]] = {}
         self._lock = threading.Lock()
 
     def note(self, call: Call) -> None:
         with self._lock:
             self.calls.append(call)
+            if call.reply is None:
+                self._count_lost(call.command.identity)
             if isinstance(call.reply, Reserved):
                 self._tokens.setdefault(call.command.identity, []).append(call.reply.token)
+
+    def _count_lost(self, identity: Identity) -> None:
+        self._lost[identity] += 1
+        if self._lost[identity] == LOST_MAX and identity in self.keys:
+            self.keys[self.keys.index(identity)] = identity._replace(key=f"{identity.key}+")
 
     def tokens(self, identity: Identity) -> list[int]:
         """The latest tokens of a key."""
@@ -79,9 +96,8 @@ class Recorder:
 class RecordedCaller:
     """One caller; what is lost it sends once more, elsewhere, as it was."""
 
-    def __init__(self, recorder: Recorder, keys: list[Identity], chance: random.Random, *, over_http: bool) -> None:
+    def __init__(self, recorder: Recorder, chance: random.Random, *, over_http: bool) -> None:
         self._recorder = recorder
-        self._keys = keys
         self._chance = chance
         self._over_http = over_http
         self._lost: Command | None = None
@@ -98,7 +114,7 @@ class RecordedCaller:
                     if lost is not None:
                         self._ask(lost)
                     while not over.is_set():
-                        self._turn(self._chance.choice(self._keys))
+                        self._turn(self._chance.choice(self._recorder.keys))
             except Lost:
                 time.sleep(0.02)
 

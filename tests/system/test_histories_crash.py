@@ -113,11 +113,10 @@ def test_a_disk_that_forgets_is_found_out(home: Path, seed: int) -> None:
 
 def _round(server: Server, trouble: Trouble, chance: random.Random, name: str) -> Recorder:
     """Some lives of a server with keys of their own, and all that its callers were told."""
-    recorder = Recorder()
     keys = [Identity("default", chance.choice(list(POLICIES)), f"{name}-k{index}") for index in range(KEYS)]
+    recorder = Recorder(keys)
     callers = [
-        RecordedCaller(recorder, keys, random.Random(chance.random()), over_http=caller % 2 == 0)
-        for caller in range(CALLERS)
+        RecordedCaller(recorder, random.Random(chance.random()), over_http=caller % 2 == 0) for caller in range(CALLERS)
     ]
     for _ in range(LIVES):
         _live(server, callers, trouble, chance)
