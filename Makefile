@@ -27,6 +27,9 @@ FUZZ_EXAMPLES ?= 50
 OVERLOAD_SECONDS ?= 60
 IDLE_CONNECTIONS ?= 10000
 
+# Where it is set, each of the hundreds of processes that the tests start would compile all of the program anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help install serve demo test check bench crash faults sim fuzz load lock clean
 
