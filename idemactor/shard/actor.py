@@ -86,6 +86,10 @@ SWEEPS_BUSY_MAX: Final = 32
 """The most alarms that one turn deals with, and that one does in which callers wait for their answers: a storm of
 alarms is worked off between them, and still faster than it can have been made."""
 
+SWEEPS_ON_THE_WAY_MAX: Final = 128
+"""A turn deals with as many alarms as it has commands, though no more than these, whoever has the broom: what comes by
+commands goes by alarms. If it came faster than it goes, files would fill with what has ended, and all get slower."""
+
 SWEEP_SECONDS_MAX: Final = 0.002
 """When a step of alarm work stops early: well under the 5 ms that it may hold a shard."""
 
@@ -405,7 +409,9 @@ class Shard:
         ledger.begin(turn.now)
         commands = turn.commands()
         waited_for = ledger.timing_out(limits.TOKEN_MAX if impatient else turn.now) if ledger.waiting else []
-        turn.due = await self._alarms.take_due(turn.now, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
+        limit = SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX
+        on_the_way = min(len(commands), SWEEPS_ON_THE_WAY_MAX)
+        turn.due = await self._alarms.take_due(turn.now, max(limit, on_the_way), on_the_way)
         if await self._load(ledger, commands, waited_for, turn):
             commands = turn.commands()
         await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))

@@ -44,8 +44,9 @@ class AlarmClock:
 
     def next_at(self, now: int) -> int | None:
         """When alarm work is next to be done; None where there is none, or where the broom has to come first."""
-        if self._queued:
-            return None
+        return None if self._queued else self._due_at(now)
+
+    def _due_at(self, now: int) -> int | None:
         alarm_at = now if self._stale else self._heap.next_at()
         return None if alarm_at is None else max(alarm_at, self._backoff.until_ms)
 
@@ -53,14 +54,21 @@ class AlarmClock:
         """How many alarms in memory are overdue."""
         return self._heap.backlog(now)
 
-    async def take_due(self, now: int, limit: int) -> list[Identity]:
-        """Take the keys whose alarm is due, at most ``limit``, and the broom until ``step_over``.
+    async def take_due(self, now: int, limit: int, on_the_way: int = 0) -> list[Identity]:
+        """Take the keys whose alarm is due, and the broom until ``step_over``.
 
-        There are none where the disk cannot say, during a back-off, and while another shard has the broom.
+        There are none where the disk cannot say, and during a back-off.
+
+        Args:
+            now: Milliseconds since the epoch.
+            limit: How many at most.
+            on_the_way: How many at most while another shard has the broom, of those that are in memory.
         """
-        due_at = self.next_at(now)
-        if due_at is None or due_at > now or not self._take_broom():
+        due_at = self._due_at(now)
+        if due_at is None or due_at > now:
             return []
+        if not self._take_broom():
+            return [] if self._stale else self._heap.due(now, on_the_way)
         if self._stale or self._heap.exhausted:
             try:
                 self._heap.refill(await self._engine.alarms(ALARMS_REFILL), ALARMS_REFILL)
@@ -84,7 +92,7 @@ class AlarmClock:
             self._broom.stop_waiting(self._handed)
 
     def _take_broom(self) -> bool:
-        if not self._sweeping:
+        if not self._sweeping and not self._queued:
             self._sweeping = self._broom.take(self._handed)
             self._queued = not self._sweeping
         return self._sweeping

@@ -2,7 +2,7 @@
 
 The alarms of all shards tend to come due at the same moment, those of a million keys that were made together for one.
 Were every shard to work them off at once, a caller would wait behind a step of each; so there is one broom, which goes
-from shard to shard, and a caller waits behind one step.
+from shard to shard, and a caller waits behind one step. Without it a shard deals with as many alarms as commands.
 """
 
 from __future__ import annotations

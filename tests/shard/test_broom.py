@@ -6,11 +6,13 @@ import functools
 
 import trio
 
+from idemactor.core.commands import Accept, Get
 from idemactor.core.policy import Policy
+from idemactor.core.replies import Unknown
 from idemactor.shard.actor import Shard
 from idemactor.shard.broom import Broom
 from idemactor.storage.memory import MemoryDisk
-from tests.shard.harness import on_mock_time, reserve, running
+from tests.shard.harness import identity, on_mock_time, reserve, running
 
 
 def test_one_has_it_and_the_next_ones_get_it_in_the_order_of_asking() -> None:
@@ -70,3 +72,28 @@ async def test_a_shard_that_ends_holds_nobody_up() -> None:
         await trio.sleep(2)
         assert not disks[1].entries
         assert broom.take(lambda: None)
+
+
+@on_mock_time
+async def test_without_it_a_turn_deals_with_as_many_alarms_as_it_has_commands() -> None:
+    """So what ends does not pile up where commands never cease, and no turn is longer than they make it."""
+    broom = Broom()
+    disks = [MemoryDisk(), MemoryDisk()]
+    make = functools.partial(Shard, broom=broom)
+    async with running(*disks, policy=Policy(lease_ms=1_000, ttl_ms=1_000), make=make) as rig:
+        await rig.all(*(Accept(identity(f"key-{n}")) for n in range(100)))
+        # Read once, where alarms begin: only what is in memory is done without it.
+        await trio.sleep(0.5)
+        assert broom.take(lambda: None)
+        await trio.sleep(1)
+        before = [len(disk.entries) for disk in disks]
+        assert sum(before) == 100
+        await rig.one(Get(identity("none")), Unknown)
+        assert sum(len(disk.entries) for disk in disks) == 99
+        await rig.all(*(Get(identity(f"none-{n}")) for n in range(30)))
+        assert sum(len(disk.entries) for disk in disks) == 69
+        await trio.sleep(60)
+        assert sum(len(disk.entries) for disk in disks) == 69
+        broom.give_back()
+        await trio.sleep(1)
+        assert not any(disk.entries for disk in disks)
