@@ -83,7 +83,7 @@ LOADED_AT_A_TIME: Final = 64
 
 SWEEPS_MAX: Final = 64
 SWEEPS_BUSY_MAX: Final = 32
-"""The most alarms that one turn deals with, and that one does in which callers wait for their answers: a storm of
+"""The most alarms that one turn deals with, and that one does in which a few callers wait for their answers: a storm of
 alarms is worked off between them, and still faster than it can have been made."""
 
 SWEEPS_ON_THE_WAY_MAX: Final = 128

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import trio
@@ -16,7 +17,7 @@ from idemactor.gateway.proxy.cut import Cut
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Origin
 from idemactor.storage.base import Batch
-from tests.gateway.proxy.rig import ORIGIN, ROUTE, Proxy, Received, proxying
+from tests.gateway.proxy.rig import ORIGIN, ROUTE, Client, Proxy, Received, proxying
 
 PATIENT = replace(ROUTE, require_key=False)
 CUT_MS = 2_400
@@ -39,6 +40,16 @@ def drain(proxy: Proxy) -> None:
     proxy.rig.context.router.settle_only()
 
 
+async def drained(proxy: Proxy, *request: Any, **options: Any) -> tuple[Client, float]:
+    """A client whose request is under way, and when the drain began."""
+    client = proxy.client()
+    await client.send(*request, **options)
+    await trio.sleep(1)
+    began = trio.current_time()
+    drain(proxy)
+    return client, began
+
+
 async def ended(proxy: Proxy, began: float, *streams: trio.abc.Stream) -> None:
     """It ends when it was cut off, and clients have closed their connections: there is nothing else to wait for."""
     for stream in streams:
@@ -51,11 +62,7 @@ async def ended(proxy: Proxy, began: float, *streams: trio.abc.Stream) -> None:
 @HANGS
 async def test_a_protected_request_is_told_in_doubt(autojump_clock: MockClock, begun: bytes) -> None:
     async with proxying(autojump_clock, behaviour=partial(hang, begun=begun)) as proxy:
-        client = proxy.client()
-        await client.send()
-        await trio.sleep(1)
-        began = trio.current_time()
-        drain(proxy)
+        client, began = await drained(proxy)
         told = await client.read()
         record = await proxy.record()
         assert record is not None
@@ -72,11 +79,7 @@ async def test_an_unprotected_request_is_told_that_the_upstream_was_too_slow(
     autojump_clock: MockClock, method: str, begun: bytes
 ) -> None:
     async with proxying(autojump_clock, PATIENT, behaviour=partial(hang, begun=begun)) as proxy:
-        client = proxy.client()
-        await client.send(method, key=None)
-        await trio.sleep(1)
-        began = trio.current_time()
-        drain(proxy)
+        client, began = await drained(proxy, method, key=None)
         told = await client.read()
         assert (told.status, json.loads(told.body)["code"]) == (504, "IDEMPOTENCY_UPSTREAM_FAILED")
         # What may be sent twice is not sent again by a server that stops.
@@ -99,11 +102,7 @@ async def test_what_went_on_without_a_shard_is_told_in_doubt(autojump_clock: Moc
 @STREAMS
 async def test_an_answer_that_began_is_cut(autojump_clock: MockClock, begun: bytes) -> None:
     async with proxying(autojump_clock, behaviour=partial(hang, begun=begun)) as proxy:
-        client = proxy.client()
-        await client.send()
-        await trio.sleep(1)
-        began = trio.current_time()
-        drain(proxy)
+        client, began = await drained(proxy)
         got = await client.rest()
         assert got.startswith(b"HTTP/1.1 200 ")
         # Neither an end of its own nor a second answer.
