@@ -88,6 +88,7 @@ class Work(Generic[T]):
 
     Attributes:
         replies: The answers, in order of decision; they may leave once the rest is on disk.
+        gone: Callers that waited and were seen to leave; nothing was decided for them.
         puts: Entries to write, by id.
         deletes: Entries to remove, by id.
         incidents: New evidence.
@@ -104,6 +105,7 @@ class Work(Generic[T]):
     """
 
     replies: list[tuple[T, Reply]] = field(default_factory=list)
+    gone: list[T] = field(default_factory=list)
     puts: dict[int, Entry] = field(default_factory=dict)
     deletes: dict[int, Entry] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
@@ -268,7 +270,7 @@ class Ledger(Generic[T]):
             if waiter.done:
                 continue
             if waiter.ticket.closed:
-                self._leave(waiter)
+                self._send_away(waiter)
                 continue
             # Whoever is decided leaves only now: where deciding breaks, ``abandon`` has to find everyone.
             decision = self._decide(waiter.command)
@@ -309,8 +311,12 @@ class Ledger(Generic[T]):
         if self._wait_count >= WAITERS_MAX and not self._purged:
             self._purged = True
             for waiter in [w for _, _, w in self._wait_heap if not w.done and w.ticket.closed]:
-                self._leave(waiter)
+                self._send_away(waiter)
         return self._wait_count < WAITERS_MAX
+
+    def _send_away(self, waiter: _Waiter[T]) -> None:
+        self._leave(waiter)
+        self._work.gone.append(waiter.ticket)
 
     def _leave(self, waiter: _Waiter[T]) -> None:
         waiter.done = True
@@ -330,7 +336,7 @@ class Ledger(Generic[T]):
             return
         for waiter in list(self._waiters[identity]):
             if waiter.ticket.closed:
-                self._leave(waiter)
+                self._send_away(waiter)
                 continue
             decision = self._decide(waiter.command)
             if not _may_wait_for(waiter.command, decision.reply):

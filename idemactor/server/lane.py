@@ -35,6 +35,10 @@ say than it is heard for: the less of each is heard, the sooner it is the turn o
 
 OVERLOADED_S: Final = 1.0
 
+WORKER_READ_BYTES: Final = 65_536
+"""The same of another worker, however many are served: all of them wait for what comes from there. It takes 2 ms at
+the most, and one answer to an operator has as much."""
+
 LOOK_EVENTS: Final = 1_024
 """How many connections of a tenant that are ready are told of at a time; those that are not among them come first
 then."""
@@ -67,8 +71,8 @@ class Reader(Protocol):
     """A connection that the lane reads for. Its methods must neither block nor raise."""
 
     @property
-    def whose(self) -> str:
-        """The tenant that it spoke for last; empty where nobody knows yet. Tenants take turns."""
+    def whose(self) -> str | None:
+        """The tenant that it spoke for last; empty where nobody knows yet, None of another worker. They take turns."""
 
     def received(self, data: bytes) -> None:
         """Something came."""
@@ -85,7 +89,7 @@ class _Line:
 
     __slots__ = ("epoll", "readers", "ready", "rests_until", "tenant")
 
-    def __init__(self, tenant: str) -> None:
+    def __init__(self, tenant: str | None) -> None:
         self.tenant = tenant
         self.epoll = select.epoll()
         self.readers: dict[int, Reader] = {}
@@ -116,13 +120,13 @@ class Lane:
         self._route = route
         self._company = company or Company()
         self._epoll = select.epoll()
-        self._lines: dict[str, _Line] = {}
+        self._lines: dict[str | None, _Line] = {}
         self._by_epoll: dict[int, _Line] = {}
         self._line_of: dict[int, _Line] = {}
         self._paused: set[int] = set()
         self._collected: list[Envelope] = []
         self._looking = False
-        self._ready: dict[str, _Line] = {}
+        self._ready: dict[str | None, _Line] = {}
         self._resting: list[_Line] = []
         self._read_bytes = READ_BYTES
         self._overloaded_after = -math.inf
@@ -290,9 +294,12 @@ class Lane:
             line.epoll.modify(fd, 0)
             reader.left()
         else:
-            self._read(
-                fd, reader, OVERLOADED_READ_BYTES if line.rests_until > self._overloaded_after else self._read_bytes
-            )
+            self._read(fd, reader, self._size_for(line))
+
+    def _size_for(self, line: _Line) -> int:
+        if line.tenant is None:
+            return WORKER_READ_BYTES
+        return OVERLOADED_READ_BYTES if line.rests_until > self._overloaded_after else self._read_bytes
 
     def _read(self, fd: int, reader: Reader, size: int) -> None:
         try:

@@ -560,6 +560,8 @@ class Shard:
         if turn.work.troubles:
             self._observer.troubled(self.number, turn.work.troubles, turn.work.untold)
         self._hand_out(turn.work.replies)
+        # Whoever left may have done so halfway, and another worker has a call open until it is answered.
+        self._hand_out((envelope, Overloaded(OVERLOADED_RETRY_MS)) for envelope in turn.work.gone)
 
     async def _answer_queries(self, ledger: Ledger[Envelope], turn: _Turn) -> None:
         """What operators list is read now, behind the same gate, and after the answers to all others have left."""
@@ -567,9 +569,11 @@ class Shard:
         for envelope, query in turn.queries:
             if type(query) in LISTINGS:
                 await trio.lowlevel.checkpoint()
-                if envelope.closed:
-                    continue
-            answer = await self._look_up(ledger, turn, envelope, query)
+            answer: Answer
+            if type(query) in LISTINGS and envelope.closed:
+                answer = Overloaded(OVERLOADED_RETRY_MS)
+            else:
+                answer = await self._look_up(ledger, turn, envelope, query)
             self._hand_out([(envelope, answer)])
             answered.add(id(envelope))
 
@@ -658,7 +662,8 @@ class Shard:
         concerned = {id(e): e for e in turn.left}
         if ledger is not None:
             if turn.answered is None:
-                concerned.update((id(e), e) for e, _ in ledger.finish().replies)
+                work = ledger.finish()
+                concerned.update((id(e), e) for e in (*(e for e, _ in work.replies), *work.gone))
             concerned.update((id(e), e) for e in ledger.abandon())
         self._observer.batch_failed(self.number, len(concerned), error)
         self._refuse(concerned.values())

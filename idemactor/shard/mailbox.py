@@ -85,6 +85,11 @@ def waits(command: Command | Query) -> bool:
     return (type(command) is Reserve or type(command) is Watch) and command.wait_ms > 0
 
 
+def may_be_left(command: Command | Query) -> bool:
+    """Whether its shard has to know that its caller left: it may take a while, or it is dear and read for nobody."""
+    return waits(command) or type(command) in LISTINGS
+
+
 def tenant_of(envelope: Envelope) -> str:
     """Whose line it stands in; what no tenant asks, the server's own questions, has one to itself."""
     command = envelope.command
@@ -120,7 +125,10 @@ class _Line:
         self._listings += type(envelope.command) in LISTINGS
 
     def take(self, limit: int) -> list[Envelope]:
-        """The first, at most ``limit``, and no more than up to the first listing beyond ``LISTINGS_MAX``."""
+        """The first, at most ``limit``, and no more than up to the first listing beyond ``LISTINGS_MAX``.
+
+        Those whose callers have left are none: nobody reads for them.
+        """
         if self._listings > LISTINGS_MAX:
             limit = self._before_too_many(limit)
         taken = self._take(limit)
@@ -131,7 +139,7 @@ class _Line:
     def _before_too_many(self, limit: int) -> int:
         found = 0
         for count, envelope in enumerate(itertools.islice(self, limit)):
-            found += type(envelope.command) in LISTINGS
+            found += type(envelope.command) in LISTINGS and not envelope.closed
             if found > LISTINGS_MAX:
                 return count
         return limit

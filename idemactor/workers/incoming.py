@@ -9,7 +9,7 @@ from idemactor.core.queries import Inspect, Query
 from idemactor.core.replies import Overloaded
 from idemactor.server.backlog import without_outcomes
 from idemactor.server.tracing import Tracing
-from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, waits
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer, Envelope, may_be_left
 from idemactor.shard.router import Router
 from idemactor.shard.tracing import traced
 from idemactor.wire.crossing import answer_data, command_of
@@ -79,12 +79,12 @@ class Incoming:
         call, shard, data = message[1:4]
         command = command_of(data)
         sink: Incoming | _Waiter = self
-        if waits(command):
+        if may_be_left(command):
             sink = self._waiters[call] = _Waiter(self)
-        elif type(command) in _QUERIES:
-            self._ask(shard, Envelope(command, self, call))
-            return
         envelope = Envelope(command, sink, call)
+        if type(command) in _QUERIES:
+            self._ask(shard, envelope)
+            return
         if len(message) > _ASKED_FIELDS and self._tracing is not None:
             envelope = traced(envelope, self._tracing.crossed(message[_ASKED_FIELDS], command))
         self._taken.append(envelope)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from idemactor.core.replies import Unavailable
-from idemactor.shard.mailbox import Answer, Envelope, Sink, waits
+from idemactor.shard.mailbox import Answer, Envelope, Sink, may_be_left
 from idemactor.shard.tracing import Traced
 from idemactor.wire.crossing import answer_of, command_data
 from idemactor.workers.messages import ASKED, LEFT, Message, packer
@@ -38,7 +38,7 @@ class Outgoing:
 
     @property
     def waiting(self) -> int:
-        """How many of them may take a while on purpose."""
+        """How many of them the other has to be told of when their callers leave."""
         return len(self._waiting)
 
     def take(self, shard: int, envelopes: Sequence[Envelope]) -> tuple[int, bytes]:
@@ -55,7 +55,7 @@ class Outgoing:
             else:
                 pieces.append(pack((ASKED, call, shard, command_data(command))))
             opened[call] = envelope
-            if waits(command):
+            if may_be_left(command):
                 self._waiting[call] = envelope
         self._next = call
         return len(taken), b"".join(pieces)

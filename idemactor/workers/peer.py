@@ -291,9 +291,8 @@ class _Reader:
         self._messages = unpacker()
 
     @property
-    def whose(self) -> str:
-        """Nobody's: it carries what all tenants ask."""
-        return ""
+    def whose(self) -> None:
+        """No tenant's: it carries what all of them ask."""
 
     def received(self, data: bytes) -> None:
         self._messages.feed(data)

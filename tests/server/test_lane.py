@@ -14,7 +14,16 @@ import pytest
 import trio
 import trio.testing
 
-from idemactor.server.lane import LOOK_MS_MAX, READ_BYTES, REST, REST_S_MAX, SHARED_LOOK_MS_MAX, SHARED_READ_BYTES, Lane
+from idemactor.server.lane import (
+    LOOK_MS_MAX,
+    READ_BYTES,
+    REST,
+    REST_S_MAX,
+    SHARED_LOOK_MS_MAX,
+    SHARED_READ_BYTES,
+    WORKER_READ_BYTES,
+    Lane,
+)
 from idemactor.shard.company import Company
 from idemactor.shard.mailbox import Envelope
 
@@ -25,7 +34,7 @@ ENVELOPE = cast("Envelope", object())
 class Reader:
     """Remembers what it was told."""
 
-    whose = ""
+    whose: str | None = ""
 
     def __init__(self, lane: Lane, *, envelopes: int = 0) -> None:
         self.got = b""
@@ -249,7 +258,7 @@ async def test_the_busiest_do_not_keep_others_from_being_read() -> None:
 
 async def test_tenants_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """However many connections one of them has, the other's is read next."""
-    now, lane, turns = 0.0, Lane(nowhere), list[str]()
+    now, lane, turns = 0.0, Lane(nowhere), list[str | None]()
     monkeypatch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
 
     class Slow(Reader):
@@ -441,6 +450,30 @@ async def test_where_tenants_share_reads_and_looks_are_small(monkeypatch: pytest
                 looks = [found for found in lane.looked if found]
                 assert [size for found in looks for size in found] == [most] * len(far)
                 assert max(map(len, looks)) == (1 if shared else LOOK_MS_MAX)
+
+
+async def test_another_worker_is_read_in_large_pieces_whoever_is_served() -> None:
+    company = Company()
+    company.heard("a")
+    company.heard("b")
+    company.press(0)
+    lane = Watched(company)
+
+    class Heard(Reader):
+        def received(self, data: bytes) -> None:
+            lane.looked[-1].append((self.whose, len(data)))
+
+    with contextlib.ExitStack() as stack:
+        for whose in ("loud", None):
+            ours, theirs = stack.enter_context(pair())
+            reader = Heard(lane)
+            reader.whose = whose
+            lane.watch(ours.fileno(), reader)
+            theirs.send(b"x" * WORKER_READ_BYTES)
+        async with reading(lane):
+            await settled()
+        first = next(filter(None, lane.looked))
+        assert first == [("loud", SHARED_READ_BYTES), (None, WORKER_READ_BYTES)]
 
 
 async def test_while_a_shard_is_pressed_each_tenant_is_read_once_in_a_look() -> None:

@@ -13,13 +13,14 @@ import trio.testing
 from idemactor.core.commands import Accept, Command, Commit, Extend, Forget, Get, Release, Reserve
 from idemactor.core.keys import identity_hash, shard_of
 from idemactor.core.queries import Inspect, Inspected, ListRecords, RecordsPage
-from idemactor.core.record import Outcome
+from idemactor.core.record import Entry, Outcome
 from idemactor.core.replies import Committed, Completed, InFlight, Overloaded, Released, Reserved, Unavailable, Unknown
 from idemactor.observability.observer import NOBODY
 from idemactor.server.backlog import not_kept
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.router import Router
 from idemactor.storage.base import Batch
+from idemactor.storage.memory import MemoryEngine
 from idemactor.wire.crossing import answer_of
 from idemactor.workers import outgoing, peer
 from idemactor.workers.incoming import UNREAD_BYTES_MAX, Incoming
@@ -207,8 +208,52 @@ async def test_a_waiter_is_granted_through_the_other_worker_and_one_that_left_is
         assert await workers[1].one(Release(identity(THERE), held.token)) == Released(repeated=False)
         granted = await waits.wait()
         assert isinstance(granted, Reserved)
-        assert not gone.answered
+        assert isinstance(gone.answer, Overloaded)
         assert isinstance(await workers[1].one(Commit(identity(THERE), granted.token)), Committed)
+
+
+async def test_callers_that_left_take_no_room_of_those_who_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outgoing, "OUTSTANDING_MAX", 3)
+    async with running(2) as workers:
+        held = await workers[1].one(reserve(THERE))
+        assert isinstance(held, Reserved)
+        gone = workers[0].send(*[reserve(THERE, wait_ms=60_000)] * 3)
+        await settled()
+        for call in gone:
+            call.closed = True
+        workers[0].peers[1].tell_departures()
+        await settled()
+        assert await workers[1].one(Release(identity(THERE), held.token)) == Released(repeated=False)
+        await settled()
+        assert isinstance(await workers[0].one(reserve(THERE)), Reserved)
+
+
+async def test_what_was_to_be_listed_for_a_caller_that_left_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[object] = []
+
+    async def note(*asked: Any) -> list[Entry]:
+        listed.append(asked)
+        return []
+
+    monkeypatch.setattr(MemoryEngine, "list_records", note)
+    async with running(2) as workers:
+        release = hold(workers[1].disks[1])
+        [busy] = workers[0].send(reserve(THERE))
+        await settled()
+        query = ListRecords(TENANT, NAMESPACE, None, None, None, 0, 10)
+        calls = [Call(query) for _ in range(5)]
+        for call in calls:
+            workers[0].router.ask(1, Envelope(query, call, None))
+        await settled()
+        for call in calls[:-1]:
+            call.closed = True
+        workers[0].peers[1].tell_departures()
+        await settled()
+        release.set()
+        await busy.wait()
+        assert isinstance(await calls[-1].wait(), RecordsPage)
+        assert len(listed) == 1
+        assert all(isinstance(call.answer, Overloaded) for call in calls[:-1])
 
 
 async def test_nobody_who_waits_behind_a_dead_connection_is_granted() -> None:
