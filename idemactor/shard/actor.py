@@ -629,7 +629,7 @@ class Shard:
             self._put_off = True
             return
         try:
-            await self._engine.maintain()
+            await self._engine.maintain(small=self._company.shared)
             self._reload_backoff.reset()
             if ledger.waiting or turn.now < self._used_at + self._settings.evict_after_ms or self._closing:
                 return

