@@ -53,6 +53,9 @@ YOUNG_COMMANDS_MAX: Final = 192
 """After how many commands Python looks for cycles among what is new. It would by itself only once there are more
 objects than before: where as many go as come, as in an overload, more and more wait for that, and it takes 20 ms."""
 
+GLANCE_AFTER_S: Final = 0.005
+"""For how long nothing was read of a tenant that is read between two looks: it asks for little."""
+
 REST: Final = 24
 """How many times as long a tenant is not read from as was spent on commands of its that found no room: they were only
 read to be refused, and those that were taken before are to be carried out meanwhile."""
@@ -87,7 +90,7 @@ class Reader(Protocol):
 class _Line:
     """The connections of one tenant, and which of them have something to read."""
 
-    __slots__ = ("epoll", "readers", "ready", "rests_until", "tenant")
+    __slots__ = ("epoll", "read_at", "readers", "ready", "rests_until", "tenant")
 
     def __init__(self, tenant: str | None) -> None:
         self.tenant = tenant
@@ -95,6 +98,7 @@ class _Line:
         self.readers: dict[int, Reader] = {}
         self.ready: dict[int, int] = {}
         self.rests_until = -math.inf
+        self.read_at = -math.inf
 
     def poll(self) -> bool:
         """See who has something to read; whether there may be more of them."""
@@ -135,6 +139,7 @@ class Lane:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Read until cancelled."""
         task_status.started()
+        self._company.glances.append(self._glance)
         try:
             while True:
                 await self._wait()
@@ -143,6 +148,7 @@ class Lane:
                 for tenant, share in refused.items():
                     self._rest(tenant, REST * share * (time.monotonic() - started))
         finally:
+            self._company.glances.remove(self._glance)
             # Connections may end later than the lane; there is nothing left for them to leave.
             for line in self._lines.values():
                 line.epoll.close()
@@ -252,11 +258,11 @@ class Lane:
             if self._company.pressed:
                 # Who asks for little is read as soon as ever, and who asks for much no more than once.
                 for _ in range(len(self._ready)):
-                    self._take_turn()
+                    self._take_turn(started)
                 break
             # Whose turn does not come in this look is the first of its tenant in the next.
             while self._ready and time.monotonic() < until:
-                self._take_turn()
+                self._take_turn(started)
         self._looking = False
         if self._collected:
             collected, self._collected = self._collected, []
@@ -266,6 +272,23 @@ class Lane:
                 gc.collect(0)
             return {tenant: count / len(collected) for tenant, count in self._route(collected).items()}
         return _NOBODY
+
+    def _glance(self) -> None:
+        """Read once of each tenant of whom nothing was read for a while; nobody else is read between two looks."""
+        now = time.monotonic()
+        found = [self._by_epoll[fd] for fd, _ in self._epoll.poll(0)]
+        self._looking = True
+        for line in found:
+            if line.read_at < now - GLANCE_AFTER_S:
+                if line.readers and not line.ready:
+                    line.poll()
+                if line.ready:
+                    fd = next(iter(line.ready))
+                    self._attend(line, fd, line.ready.pop(fd), now)
+        self._looking = False
+        collected, self._collected = self._collected, []
+        if collected:
+            self._route(collected)
 
     def _line_up(self) -> bool:
         """See who has something to read; whether there may be more of them."""
@@ -277,7 +300,7 @@ class Lane:
             self._ready.setdefault(line.tenant, line)
         return more
 
-    def _take_turn(self) -> None:
+    def _take_turn(self, now: float) -> None:
         """Attend to the first connection of the first tenant, who then is the last one."""
         tenant = next(iter(self._ready))
         line = self._ready.pop(tenant)
@@ -285,9 +308,10 @@ class Lane:
             fd = next(iter(line.ready))
             event = line.ready.pop(fd)
             self._ready[tenant] = line
-            self._attend(line, fd, event)
+            self._attend(line, fd, event, now)
 
-    def _attend(self, line: _Line, fd: int, event: int) -> None:
+    def _attend(self, line: _Line, fd: int, event: int, now: float) -> None:
+        line.read_at = now
         reader = line.readers[fd]
         if event == select.EPOLLRDHUP:
             # Told once: the system would report it until everything before it was read.

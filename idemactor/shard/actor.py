@@ -298,7 +298,9 @@ class Shard:
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
                     if self._company.pressed and not self._mailbox.pressing:
                         await self._company.give_way()
+                    self._company.glance()
                     await self._turn()
+                    self._company.glance()
                     if not self._mailbox.pressing:
                         self._company.relax(self.number)
                     self._alarms.step_over()

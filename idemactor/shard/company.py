@@ -7,6 +7,7 @@ A shard that has to answer somebody who asks for little, beside somebody who ask
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Final
 
 import trio
@@ -28,12 +29,14 @@ class Company:
 
     Attributes:
         latest: The tenant that was heard last; None before anybody was.
+        glances: What looks whether somebody who asks for little has said something. Must neither block nor raise.
     """
 
-    __slots__ = ("_giving_way", "_hurried_until", "_pressed", "_shared_until", "latest")
+    __slots__ = ("_giving_way", "_hurried_until", "_pressed", "_shared_until", "glances", "latest")
 
     def __init__(self) -> None:
         self.latest: str | None = None
+        self.glances: list[Callable[[], None]] = []
         self._pressed: set[int] = set()
         self._hurried_until = -math.inf
         self._giving_way = trio.lowlevel.ParkingLot()
@@ -71,6 +74,12 @@ class Company:
             self._pressed.remove(shard)
             if not self._pressed:
                 self._giving_way.unpark_all()
+
+    def glance(self) -> None:
+        """Between two pieces of work: hear whoever asks for little, who would be read only after all of a round's."""
+        if self.hurried:
+            for glance in self.glances:
+                glance()
 
     async def give_way(self) -> None:
         """Until no shard is pressed, at most ``GIVE_WAY_S``."""

@@ -15,6 +15,7 @@ import trio
 import trio.testing
 
 from idemactor.server.lane import (
+    GLANCE_AFTER_S,
     LOOK_MS_MAX,
     READ_BYTES,
     REST,
@@ -450,6 +451,42 @@ async def test_where_tenants_share_reads_and_looks_are_small(monkeypatch: pytest
                 looks = [found for found in lane.looked if found]
                 assert [size for found in looks for size in found] == [most] * len(far)
                 assert max(map(len, looks)) == (1 if shared else LOOK_MS_MAX)
+
+
+async def test_who_asks_for_little_is_read_between_two_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, company, routed = 100.0, Company(), list[int]()
+    monkeypatch.setattr("idemactor.server.lane.time.monotonic", lambda: now)
+    lane = Lane(taking(routed), company)
+    with pair() as (ours, theirs), pair() as (our_quiet, their_quiet):
+        readers = [Reader(lane, envelopes=1) for _ in range(2)]
+        for reader, whose, sock in zip(readers, ("loud", "quiet"), (ours, our_quiet), strict=True):
+            reader.whose = whose
+            lane.watch(sock.fileno(), reader)
+        async with reading(lane):
+            theirs.send(b"a")
+            await settled()
+            for sock in (theirs, their_quiet):
+                sock.send(b"b")
+            now += GLANCE_AFTER_S / 2
+            company.glance()
+            assert [reader.got for reader in readers] == [b"a", b""], "nobody is in a hurry"
+            company.press(0)
+            company.glance()
+            assert [reader.got for reader in readers] == [b"a", b"b"]
+            assert routed == [1, 1], "what was read went on at once"
+            their_quiet.send(b"c")
+            company.glance()
+            assert [reader.got for reader in readers] == [b"a", b"b"], "both were read a moment ago"
+            await settled()
+            assert [reader.got for reader in readers] == [b"ab", b"bc"]
+            # Its line ends in the middle of a glance.
+            now += 2 * GLANCE_AFTER_S
+            their_quiet.close()
+            company.glance()
+            assert [reader.ends for reader in readers] == [0, 1]
+            company.glance()
+        # The lane is gone.
+        company.glance()
 
 
 async def test_another_worker_is_read_in_large_pieces_whoever_is_served() -> None:

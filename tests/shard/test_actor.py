@@ -249,6 +249,23 @@ async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_h
 
 
 @on_mock_time
+async def test_what_is_heard_just_before_a_turn_is_a_part_of_it() -> None:
+    async with running() as rig:
+        late = [Call(reserve("late"))]
+
+        def glance() -> None:
+            while late:
+                call = late.pop()
+                rig.router.route([Envelope(call.command, call, None)])
+
+        rig.router.company.glances.append(glance)
+        rig.router.company.press(0)
+        rig.watch.batches.clear()
+        await rig.one(reserve("k"), Reserved)
+        assert rig.watch.batches == [2]
+
+
+@on_mock_time
 async def test_pieces_are_small_where_several_tenants_are_served(maintained: list[bool]) -> None:
     async with running() as rig:
         for number, expected in enumerate((False, True)):
