@@ -90,8 +90,8 @@ def _check(place: bytes, listing: str) -> bytes:
 def query_members(pairs: Iterable[tuple[str, str]]) -> dict[str, object]:
     """The filters of a listing, from the decoded pairs of a URL's query to what JSON would have held.
 
-    A filter with an empty value is as if it were absent. A value that is no number or flag stays text, for the
-    parser to refuse by name.
+    A value that is no number or flag stays text, an empty one too, for the parser to refuse by name: a caller that
+    has nothing to say leaves the filter out, and one whose variable was empty must not be told of everything.
 
     Raises:
         InvalidRequest: A filter is named twice.
@@ -111,8 +111,6 @@ def _query_value(name: str, value: str) -> object:
     known = _QUERY_FIELDS.get(name)
     if known is None:
         return value
-    if not value:
-        return None
     if known.kind is FLAG:
         return _FLAGS.get(value, value)
     if known.kind.schema["type"] == "integer" and _DECIMAL.fullmatch(value):

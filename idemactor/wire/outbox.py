@@ -78,7 +78,7 @@ def path_members(operation_id: str, pairs: Iterable[tuple[str, str]]) -> dict[st
     for name, value in pairs:
         if name in members:
             raise InvalidRequest("it is there twice", field=name)
-        members[name] = int(value) if _DECIMAL.fullmatch(value) else value or None
+        members[name] = int(value) if _DECIMAL.fullmatch(value) else value
     return members
 
 

@@ -217,12 +217,13 @@ async def test_the_query_of_an_operation_is_strict(autojump_clock: MockClock) ->
         for query, field in [
             ("wait_ms=60001", "wait_ms"),
             ("wait_ms=-1", "wait_ms"),
+            ("wait_ms=", "wait_ms"),
             ("wait_ms=1&wait_ms=1", "wait_ms"),
             ("wait=1", "wait"),
             (f"operation_id={NO_ID}", "operation_id"),
         ]:
             assert (await client.get(f"{place}?{query}")).problem(400, "INVALID_REQUEST")["field"] == field
-        assert (await client.get(f"{place}?wait_ms=")).status == 200
+        assert (await client.get(place)).status == 200
         assert (await client.call("DELETE", f"{place}?wait_ms=1")).problem(400, "INVALID_REQUEST")
 
 

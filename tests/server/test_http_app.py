@@ -552,6 +552,19 @@ async def test_filters_that_are_refused(query: str, autojump_clock: MockClock) -
         assert told["field"] == query.partition("=")[0]
 
 
+async def test_a_blank_filter_is_none_that_could_be(autojump_clock: MockClock) -> None:
+    blank = {
+        "/v1/default/records": ("state", "contested", "older_than_ms", "limit", "cursor"),
+        "/v1/default/incidents": ("limit", "cursor"),
+        "/v1/stuck": ("older_than_ms", "limit"),
+    }
+    async with serving(autojump_clock) as client:
+        for path, names in blank.items():
+            for query, name in ((f"{name}{end}", name) for name in names for end in ("=", "")):
+                told = (await client.get(f"{path}?{query}")).problem(400, "INVALID_REQUEST")
+                assert (path, told["field"]) == (path, name)
+
+
 async def test_a_call_without_a_query_is_told_nothing_by_one(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock, tokens=TOKENS) as client:
         headers = bearer("operator-token")
