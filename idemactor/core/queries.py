@@ -7,6 +7,7 @@ from typing import Final, get_args
 
 from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.keys import Identity
+from idemactor.core.limits import INCIDENTS_BYTES_MAX
 from idemactor.core.record import Incident, Record
 from idemactor.core.tally import Tally, TallyKey
 
@@ -26,12 +27,19 @@ class ListRecords:
 
 @dataclass(frozen=True, slots=True)
 class ListIncidents:
-    """One page of a shard's incidents, in order of arrival."""
+    """One page of a shard's incidents, in order of arrival.
+
+    Attributes:
+        bytes_max: No other follows where their outcomes would be more than that together, as they will be sent.
+        as_json: Whether they will be sent as JSON.
+    """
 
     tenant: str
     namespace: str
     after_id: int
     limit: int
+    bytes_max: int = INCIDENTS_BYTES_MAX
+    as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +157,12 @@ class IncidentsPage:
     Attributes:
         rows: (id, incident).
         next_after: Where the next page begins; None where the shard holds no further ones.
+        outcome_bytes: Their outcomes together, as they will be sent.
     """
 
     rows: tuple[tuple[int, Incident], ...]
     next_after: int | None
+    outcome_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

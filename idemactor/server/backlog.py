@@ -7,12 +7,17 @@ a time, then none; who reads is given his until there is no memory for anybody's
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
+import trio
+
+from idemactor.core.queries import IncidentsPage
 from idemactor.core.record import Outcome
-from idemactor.core.replies import Completed, Overloaded, Untold, outcome_of
+from idemactor.core.replies import Completed, Overloaded, Untold, Watched, outcome_of
 from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer
+from idemactor.wire.fields import Dialect
+from idemactor.wire.outcomes import cost_in
 
 UNREAD_BYTES_ALL: Final = 128 * 1024 * 1024
 """The most that may wait for all clients of the process together; beyond it each gets one answer at a time, until its
@@ -32,13 +37,25 @@ OUTCOME_BYTES_SMALL: Final = 1_024
 T = TypeVar("T")
 
 
-def outcome_bytes(answer: Answer) -> int:
-    """What the outcome of an answer takes in memory, bytes, by an estimate; 0 where it has none, or a small one."""
+def outcome_bytes(answer: Answer, dialect: Dialect = Dialect.MSGPACK) -> int:
+    """What the outcomes of an answer take in memory, bytes, by an estimate; 0 where it has none, or a small one.
+
+    Args:
+        answer: A page of incidents is as large as its query said it would be sent.
+        dialect: How it leaves: JSON writes many bytes as six.
+    """
+    if type(answer) is IncidentsPage:
+        return answer.outcome_bytes if answer.outcome_bytes > OUTCOME_BYTES_SMALL else 0
     outcome = outcome_of(answer)
     if outcome is None:
         return 0
     cost = outcome.cost()
-    return cost if cost > OUTCOME_BYTES_SMALL else 0
+    if cost <= OUTCOME_BYTES_SMALL:
+        return 0
+    if dialect is Dialect.MSGPACK:
+        return cost
+    # How an operation ended stands in two places of its answer.
+    return cost_in(dialect, outcome) * (2 if type(answer) is Watched else 1)
 
 
 def without_outcomes(answers: list[tuple[T, Answer]]) -> list[tuple[T, Answer]]:
@@ -71,12 +88,14 @@ class Backlog:
             batch are not there.
         bytes_max: With more as it will be sent, no client may keep more than one answer waiting.
         on_refused: Told how many answers were not kept. It must neither block nor raise.
+        encoding: Whoever encodes a large answer, in steps: what is only half encoded is there twice.
     """
 
     waiting_bytes: int = 0
     held_bytes: int = 0
     bytes_max: int = UNREAD_BYTES_ALL
     on_refused: Callable[[int], None] = _nobody
+    encoding: trio.Lock = field(default_factory=trio.Lock)
 
     @property
     def crowded(self) -> bool:
@@ -100,3 +119,31 @@ class Backlog:
         """As ``not_kept``, and counted."""
         self.on_refused(1)
         return not_kept(answer, why)
+
+
+@dataclass(slots=True)
+class Hold:
+    """What an answer counts for that is with neither a shard nor its client, but on its way.
+
+    Attributes:
+        backlog: Where it counts.
+        dialect: How it leaves.
+        held_bytes: How much it is.
+    """
+
+    backlog: Backlog
+    dialect: Dialect
+    held_bytes: int = 0
+
+    def add(self, more_bytes: int) -> None:
+        """So much more is on its way."""
+        self.held_bytes += more_bytes
+        self.backlog.held_bytes += more_bytes
+
+    def sent(self, some_bytes: int) -> None:
+        """So much of it counts elsewhere from here on."""
+        self.add(-min(some_bytes, self.held_bytes))
+
+    def abandon(self) -> None:
+        """It counts no more."""
+        self.sent(self.held_bytes)

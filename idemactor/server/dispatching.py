@@ -14,13 +14,14 @@ import trio
 from idemactor.core.commands import Cancel, Command, Watch
 from idemactor.core.keys import Identity
 from idemactor.core.queries import FindOperation
-from idemactor.core.replies import Overloaded, Unavailable, Unknown
+from idemactor.core.replies import Overloaded, Unavailable, Unknown, Untold
 from idemactor.errors import RequestError
+from idemactor.server.backlog import Hold
 from idemactor.server.context import ServerContext
 from idemactor.server.operations import Asked, ask_shard, carry_out
 from idemactor.server.tracing import Parent
 from idemactor.shard import errands
-from idemactor.shard.mailbox import Answer
+from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer
 from idemactor.wire.fields import Dialect
 from idemactor.wire.outbox import Poll, no_such_operation, poll_body
 from idemactor.wire.requests import Scope
@@ -30,15 +31,25 @@ Settled: TypeAlias = tuple[Answer, Command]
 
 
 async def operation(
-    context: ServerContext, scope: Scope, operation_id: str, wait_ms: int, request: Parent | None = None
+    context: ServerContext,
+    scope: Scope,
+    operation_id: str,
+    wait_ms: int,
+    request: Parent | None = None,
+    hold: Hold | None = None,
 ) -> Settled:
-    """How an operation stands; waits for its end at most ``wait_ms``. ``request`` is what it is traced as a part of.
+    """How an operation stands; waits for its end at most ``wait_ms``.
+
+    Args:
+        request: What it is traced as a part of.
+        hold: Where its outcome counts until it is sent; None: somebody else sees to that.
 
     Raises:
         RequestError: NOT_FOUND, or why a shard could not answer that may have it.
     """
     identity = await _find(context, scope, operation_id)
-    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event(), Asked(request=request))
+    asked = Asked(request=request, hold=hold)
+    return await _settle(context, Watch(identity, operation_id, wait_ms), trio.Event(), asked)
 
 
 async def cancel(
@@ -66,8 +77,12 @@ async def poll(context: ServerContext, scope: Scope, asked: Poll, dialect: Diale
     """The members of what was taken.
 
     Raises:
-        RequestError: No shard could answer.
+        RequestError: No shard could answer, or nothing large is told to anybody.
     """
+    if context.backlog.full:
+        # Nothing is taken that could not be told.
+        context.backlog.on_refused(1)
+        raise errands.not_now(Overloaded(OVERLOADED_RETRY_MS, Untold.NOT_KEPT))
     shards = len(context.router.shards)
     haul = await errands.poll(
         partial(ask_shard, context),

@@ -21,7 +21,7 @@ from idemactor.wire.requests import Dialect
 
 JSON_TYPE: Final = "application/json"
 
-_encode: Final = json.JSONEncoder(separators=(",", ":")).encode
+_text: Final = json.JSONEncoder(separators=(",", ":")).encode
 
 _MS_PER_S: Final = 1_000
 _CHALLENGE: Final = "Bearer"
@@ -40,9 +40,14 @@ class Told:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+def encode(value: object) -> bytes:
+    """JSON as it leaves."""
+    return _text(value).encode()
+
+
 def told(members: Mapping[str, object], status: int = 200, media_type: str = JSON_TYPE) -> Told:
     """``members`` as JSON."""
-    return Told(status, media_type, _encode(members).encode())
+    return Told(status, media_type, _text(members).encode())
 
 
 def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Told:

@@ -6,7 +6,7 @@ Whatever goes wrong leaves as a problem (RFC 9457), the framework's own refusals
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -21,15 +21,16 @@ from idemactor.core.commands import Command
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.observability.metrics import CONTENT_TYPE as METRICS_TYPE
-from idemactor.server import dispatching, http_authorize, operations
+from idemactor.server import dispatching, http_authorize, http_large, operations
 from idemactor.server.auth import Principal, forbidden
+from idemactor.server.backlog import Hold
 from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, problem_told, refused, told
 from idemactor.server.http_request import KEY_HEADER, HttpExchange, HttpRequest, header_key, read_members
 from idemactor.server.http_shared import DOOR
 from idemactor.server.stuck import stuck
 from idemactor.server.tracing import TRACE_FIELDS, Tracing
-from idemactor.shard.mailbox import waits
+from idemactor.shard.mailbox import Answer, waits
 from idemactor.wire.listings import query_members
 from idemactor.wire.openapi import document
 from idemactor.wire.outbox import ack_from, cancel_from, nack_from, operation_from, path_members, poll_from
@@ -206,9 +207,9 @@ class _Views:
     async def _carried_out(self, command: Command, scope: Scope) -> Response:
         current = _current()
         current.waits = waits(command)
-        asked = operations.Asked(scope.who, current.traced)
+        asked = operations.Asked(scope.who, current.traced, self._hold())
         [answer] = await operations.carry_out(self._context, [command], current.handed_over, asked)
-        return _response(answered(answer, command, is_operator=scope.operator))
+        return await self._answered(answer, command, scope)
 
     async def batch(self) -> Response:
         principal = self._principal()
@@ -218,9 +219,10 @@ class _Views:
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
-        asked = operations.Asked(batch.who, _current().traced)
+        hold = self._hold()
+        asked = operations.Asked(batch.who, _current().traced, hold)
         answers = await operations.carry_out(self._context, batch.commands, _current().handed_over, asked)
-        return _response(told(batch.body(answers)))
+        return await self._listed(operations.RESULTS, batch.results(answers), {}, hold)
 
     async def forward_auth(self, call: ForwardAuth, namespace: str) -> Response:
         answer = await call(self._context, _current(), namespace)
@@ -244,8 +246,8 @@ class _Views:
         _current().waits = asked[1] > 0
         # Looking changes nothing that could be lost.
         _current().handed_over.set()
-        answer, command = await dispatching.operation(self._context, scope, *asked, _current().traced)
-        return _response(answered(answer, command, is_operator=scope.operator))
+        answer, command = await dispatching.operation(self._context, scope, *asked, _current().traced, self._hold())
+        return await self._answered(answer, command, scope)
 
     async def cancel(self, namespace: str, operation_id: str) -> Response:
         scope = self._scope(namespace, "cancel")
@@ -280,7 +282,11 @@ class _Views:
         scope = self._scope(namespace, name)
         filters = query_members(request.args.items(multi=True))
         ask = operations.QUESTIONS[name](self._context, scope, filters, Dialect.JSON)
-        return _response(told(await ask()))
+        hold = self._hold()
+        members = await ask(hold)
+        found = members.pop(name)
+        assert isinstance(found, list)
+        return await self._listed(name, found, members, hold)
 
     async def acknowledge(self, namespace: str, incident_id: str) -> Response:
         scope = self._scope(namespace, "acknowledge")
@@ -289,7 +295,7 @@ class _Views:
             raise InvalidRequest("acknowledging takes no members", field=next(iter(members)))
         ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
         _current().handed_over.set()
-        return _response(told(await ask()))
+        return _response(told(await ask(self._hold())))
 
     async def key(self, namespace: str) -> Response:
         scope = self._scope(namespace, "key")
@@ -363,12 +369,45 @@ class _Views:
     def _scope(self, namespace: str, op: str) -> Scope:
         return self._context.authenticator.scope(self._principal(), namespace, op)
 
+    def _hold(self) -> Hold:
+        """Where the answer to this request counts until it is sent."""
+        hold = _current().hold = Hold(self._context.backlog, Dialect.JSON)
+        return hold
+
+    async def _answered(self, answer: Answer, command: Command, scope: Scope) -> Response:
+        """The answer to a call that reached its shard."""
+        make = partial(answered, answer, command, is_operator=scope.operator)
+        hold = _current().hold
+        if hold is None or hold.held_bytes <= http_large.ENCODED_AT_ONCE_BYTES:
+            return _response(make())
+        return _in_pieces(*await http_large.whole(make, hold.backlog.encoding), hold)
+
+    async def _listed(self, name: str, items: Iterable[object], rest: dict[str, object], hold: Hold) -> Response:
+        """The answer whose member ``name`` is a list; ``rest`` are its other members."""
+        if hold.held_bytes <= http_large.ENCODED_AT_ONCE_BYTES:
+            return _response(told({name: list(items), **rest}))
+        return _in_pieces(*await http_large.listed(name, items, rest, hold.backlog.encoding), hold)
+
     def _not_ready(self, code: Code, detail: str) -> Response:
         return _response(problem_told(503, code, detail, request.path, retry_s=READY_RETRY_S))
 
 
 def _response(answer: Told) -> Response:
     return Response(answer.body, answer.status, dict(answer.headers), content_type=answer.media_type)
+
+
+def _in_pieces(answer: Told, pieces: list[bytes], hold: Hold) -> Response:
+    """A large answer; each piece of it counts with ``hold`` until it is the connection's to write, which counts it."""
+
+    async def sent() -> AsyncIterator[bytes]:
+        pieces.reverse()
+        while pieces:
+            hold.sent(len(pieces[-1]))
+            yield pieces.pop()
+
+    response = Response(sent(), answer.status, dict(answer.headers), content_type=answer.media_type)
+    response.content_length = sum(map(len, pieces))
+    return response
 
 
 def _current() -> HttpRequest:

@@ -42,6 +42,15 @@ _DATE: Final = DateLine()
 
 def response(answer: Told, *, closing: bool) -> bytes:
     """The whole response; ``closing``: the client should send no further request on this connection."""
+    close = _CLOSE if closing else b""
+    return b"%b%d\r\n%b%b%b" % (_start(answer), len(answer.body), close, _DATE.line(), answer.body)
+
+
+def head(answer: Told, length: int, *, closing: bool) -> bytes:
+    """What comes before a body of so many bytes that is not in ``answer``; see ``response``."""
+    return b"%b%d\r\n%b%b" % (_start(answer), length, _CLOSE if closing else b"", _DATE.line())
+
+
+def _start(answer: Told) -> bytes:
     fields = b"".join(f"{name.lower()}: {value}\r\n".encode() for name, value in answer.headers)
-    start = b"HTTP/1.1 %d \r\n%b%b" % (answer.status, fields, _ENTITY[answer.media_type])
-    return b"%b%d\r\n%b%b%b" % (start, len(answer.body), _CLOSE if closing else b"", _DATE.line(), answer.body)
+    return b"HTTP/1.1 %d \r\n%b%b" % (answer.status, fields, _ENTITY[answer.media_type])

@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, NamedTuple
 
 import trio
 
 from idemactor.core.commands import Command
+from idemactor.core.replies import Reserved
 from idemactor.errors import InvalidRequest, RequestError
-from idemactor.server import operations
+from idemactor.server import http_large, operations
+from idemactor.server.backlog import Hold, outcome_bytes
 from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, refused, told
+from idemactor.server.http_bytes import head as head_of
 from idemactor.server.http_bytes import response
 from idemactor.server.http_request import key_of, members_of
 from idemactor.server.lane import Lane
@@ -97,6 +101,7 @@ class FastConnection:
         self._used_at = trio.current_time()
         self._whole_by = math.inf
         self._news = trio.Event()
+        self._tasks: trio.Nursery | None = None
 
     # --------------------------------------------------------------------------------------------- from first to last
 
@@ -106,11 +111,13 @@ class FastConnection:
             return await self._serve_all()
         finally:
             # What may be large is given back whatever path led here, and we know nobody any more who knows us.
+            self._tasks = None
             self._unread = bytearray()
             self._outbox.part()
 
     async def _serve_all(self) -> bytes | None:
         async with trio.open_nursery() as nursery:
+            self._tasks = nursery
             nursery.start_soon(self._outbox.run)
             self._lane.watch(self._fd, self)
             try:
@@ -121,6 +128,7 @@ class FastConnection:
                 self._lane.leave(self._fd)
                 # From here on nobody may write: the descriptor's number will soon be another connection's.
                 self.closed = True
+                self._tasks = None
                 all_sent = self._outbox.close()
             # An answer that was cut short is no beginning for anybody else's.
             goes_on = self._handed_over and all_sent and not self._draining
@@ -294,9 +302,19 @@ class FastConnection:
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
         commands = batch.commands
-        replies = Replies(
-            len(commands), lambda: self._answer(lambda: told(batch.body(replies.take()))), self._context.backlog
-        )
+        backlog = self._context.backlog
+
+        def finish() -> None:
+            if replies.held_bytes > http_large.ENCODED_AT_ONCE_BYTES:
+                hold = Hold(backlog, Dialect.JSON)
+                results = batch.results(replies.take(hold))
+                self._answer_in_steps(
+                    hold, partial(http_large.listed, operations.RESULTS, results, {}, backlog.encoding)
+                )
+            else:
+                self._answer(lambda: told(batch.body(replies.take())))
+
+        replies = Replies(len(commands), finish, backlog, Dialect.JSON)
         if commands:
             self._lane.route(batch.envelopes(self._context, replies, self._request))
         else:
@@ -306,11 +324,40 @@ class FastConnection:
 
     def deliver(self, answers: list[tuple[object, Answer]]) -> None:
         """Take the answer to the call in hand."""
-        if self._context.backlog.full:
-            answers = self._context.backlog.spared(answers)
+        backlog = self._context.backlog
+        if backlog.full:
+            answers = backlog.spared(answers)
         [(tag, answer)] = answers
         assert isinstance(tag, _Tag)
-        self._answer(lambda: answered(answer, tag.command, is_operator=tag.is_operator))
+
+        def make() -> Told:
+            return answered(answer, tag.command, is_operator=tag.is_operator)
+
+        size = 0 if type(answer) is Reserved else outcome_bytes(answer, Dialect.JSON)
+        if size > http_large.ENCODED_AT_ONCE_BYTES:
+            hold = Hold(backlog, Dialect.JSON)
+            hold.add(size)
+            self._answer_in_steps(hold, partial(http_large.whole, make, backlog.encoding))
+        else:
+            self._answer(make)
+
+    def _answer_in_steps(self, hold: Hold, encode: Callable[[], Awaitable[http_large.Pieces]]) -> None:
+        """What is large is encoded by a task, so that whoever delivers can go on; ``hold`` counts it till then."""
+        if self._tasks is None:
+            hold.abandon()
+        else:
+            self._tasks.start_soon(self._encode, hold, encode)
+
+    async def _encode(self, hold: Hold, encode: Callable[[], Awaitable[http_large.Pieces]]) -> None:
+        try:
+            answer, pieces = await encode()
+        except Exception as error:
+            self._fail(error)
+        else:
+            hold.abandon()
+            self._respond(answer, pieces)
+        finally:
+            hold.abandon()
 
     def _answer(self, make: Callable[[], Told]) -> None:
         try:
@@ -320,13 +367,21 @@ class FastConnection:
         else:
             self._respond(answer)
 
-    def _respond(self, answer: Told) -> None:
+    def _respond(self, answer: Told, pieces: list[bytes] | None = None) -> None:
+        """Send the answer to the request in hand, whose body may be in pieces beside it, and go on."""
         self._busy = False
         self._used_at = trio.current_time()
         if self._request is not None:
             request, self._request = self._request, None
             request.ended(answer.status)
-        self._outbox.put(response(answer, closing=self._draining))
+        if pieces is None:
+            self._outbox.put(response(answer, closing=self._draining))
+        else:
+            self._outbox.put(head_of(answer, sum(map(len, pieces)), closing=self._draining))
+            pieces.reverse()
+            while pieces:
+                # Each is given back as soon as it is there a second time.
+                self._outbox.put(pieces.pop())
         self._go_on()
 
 

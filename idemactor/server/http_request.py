@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable
+from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
 from quart import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioRequest
@@ -15,6 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from idemactor.core.limits import BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.server.backlog import Hold
 from idemactor.server.http_shared import HANGING_UP_MS
 from idemactor.server.tracing import Request as Traced
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
@@ -36,6 +37,7 @@ class HttpRequest(TrioRequest):
         asks: Whether a gateway asks about somebody else's request: where it left, its answer was no, and a key that is
             accepted all the same is lost.
         traced: Its trace; None: nobody follows it.
+        hold: Where its answer counts until it is sent; None: it is small.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -44,10 +46,21 @@ class HttpRequest(TrioRequest):
         self.waits = False
         self.asks = self.path.endswith("/authorize")
         self.traced: Traced | None = None
+        self.hold: Hold | None = None
 
 
 class HttpExchange(TrioASGIHTTPConnection):
     """One request and its answer: a caller who hangs up undoes nothing that was read whole, but waits no longer."""
+
+    async def handle_request(  # type: ignore[override]
+        self, nursery: trio.Nursery, request: Request, send: ASGISendCallable
+    ) -> None:
+        """Answer; whatever the end, the answer counts no more."""
+        try:
+            await super().handle_request(nursery, request, send)
+        finally:
+            if isinstance(request, HttpRequest) and request.hold is not None:
+                request.hold.abandon()
 
     async def handle_messages(  # type: ignore[override]
         self, nursery: trio.Nursery, request: Request, receive: ASGIReceiveCallable

@@ -6,7 +6,7 @@ Nothing here knows how a request came or how its answer leaves.
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -29,6 +29,7 @@ from idemactor.observability.merge import merged
 from idemactor.observability.metrics import ShardStanding
 from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, Role, forbidden, unauthenticated
+from idemactor.server.backlog import Hold
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.server.tracing import Parent
@@ -58,8 +59,11 @@ _MS_PER_S: Final = 1_000
 _ACQUIRING: Final = frozenset({"reserve", "accept", "dispatch"})
 
 Members = Mapping[str, object]
-Question = Callable[[], Awaitable[dict[str, object]]]
-"""Asks shards, one after the other, and gives the members of the answer."""
+Question = Callable[[Hold], Awaitable[dict[str, object]]]
+"""Asks shards, one after the other, and gives the members of the answer; it counts with the hold until it is sent."""
+
+RESULTS: Final = "results"
+"""The member of a batch's answer."""
 
 
 # ---------------------------------------------------------------------------------------------------------- commands
@@ -72,10 +76,12 @@ class Asked:
     Attributes:
         who: The name of their token, for the audit log; None: nobody who could do what only operators may.
         request: What the commands are traced as a part of.
+        hold: Where their outcomes count from the answers on; None: those are taken for sent.
     """
 
     who: str | None = None
     request: Parent | None = None
+    hold: Hold | None = None
 
 
 NOBODY: Final = Asked()
@@ -91,10 +97,11 @@ async def carry_out(
         handed_over: Set once nothing takes the commands back any more: before the first checkpoint in here.
         asked: Who gives them.
     """
-    replies = Replies(len(commands), backlog=context.backlog)
+    dialect = Dialect.MSGPACK if asked.hold is None else asked.hold.dialect
+    replies = Replies(len(commands), backlog=context.backlog, dialect=dialect)
     context.router.route(_envelopes(context, commands, replies, asked))
     handed_over.set()
-    return await replies.wait()
+    return await replies.wait(asked.hold)
 
 
 def _envelopes(context: ServerContext, commands: Sequence[Command], replies: Replies, asked: Asked) -> list[Envelope]:
@@ -184,8 +191,12 @@ class Batch:
 
     def body(self, answers: Sequence[Answer]) -> dict[str, object]:
         """The members of the answer; ``answers`` are those of ``commands``, in order."""
+        return {RESULTS: list(self.results(answers))}
+
+    def results(self, answers: Sequence[Answer]) -> Iterator[dict[str, object]]:
+        """What the answer lists, each made when it is wanted; see ``body``."""
         rest = iter(answers)
-        return {"results": [self._told(item, None if item.error else next(rest)) for item in self._items]}
+        return (self._told(item, None if item.error else next(rest)) for item in self._items)
 
     def _told(self, item: _Item, answer: Answer | None) -> dict[str, object]:
         """One result: the members of the single call's answer, or ``code`` and ``detail``."""
@@ -262,20 +273,20 @@ def key(scope: Scope, members: Members, dialect: Dialect) -> dict[str, object]:
 def records(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:
     """A page of records. Raises: InvalidRequest."""
     walk = records_walk(members, scope, dialect, len(context.router.shards))
-    return lambda: _walk(context, walk)
+    return lambda hold: _walk(context, walk, hold)
 
 
 def incidents(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:
     """A page of incidents. Raises: InvalidRequest."""
     walk = incidents_walk(members, scope, dialect, len(context.router.shards))
-    return lambda: _walk(context, walk)
+    return lambda hold: _walk(context, walk, hold)
 
 
 def acknowledge(context: ServerContext, scope: Scope, members: Members, dialect: Dialect) -> Question:
     """Acknowledging an incident. Raises: RequestError: INVALID_REQUEST or NOT_FOUND."""
     shard, query = acknowledge_from(members, scope, dialect, len(context.router.shards))
 
-    async def ask() -> dict[str, object]:
+    async def ask(_hold: Hold) -> dict[str, object]:
         note = functools.partial(context.audit.happened, scope.who, "acknowledge")
         where: dict[str, Any] = {"tenant": scope.tenant, "namespace": scope.namespace, "incident": members.get("id")}
         try:
@@ -298,31 +309,35 @@ QUESTIONS: Final[Mapping[str, Callable[[ServerContext, Scope, Members, Dialect],
 """What operators ask beside the state table, by name."""
 
 
-async def _walk(context: ServerContext, walk: Walk) -> dict[str, object]:
+async def _walk(context: ServerContext, walk: Walk, hold: Hold) -> dict[str, object]:
     """A page may span shards: each is asked for what the page still lacks."""
     while (step := walk.next_query()) is not None:
-        answer = await _ask(context, *step)
+        answer = await _ask(context, *step, hold)
         assert isinstance(answer, RecordsPage | IncidentsPage)
         walk.take(answer)
     return walk.body()
 
 
-async def ask_shard(context: ServerContext, shard: int, query: Query) -> Answer:
-    """The answer of one shard; ``Unavailable`` where it does not come in ``QUESTION_MS_MAX``."""
-    replies = Replies(1)
+async def ask_shard(context: ServerContext, shard: int, query: Query, hold: Hold | None = None) -> Answer:
+    """The answer of one shard; ``Unavailable`` where it does not come in ``QUESTION_MS_MAX``.
+
+    Args:
+        hold: Where a page counts that carries outcomes; ``Overloaded`` where there is no room for it.
+    """
+    replies = Replies(1, backlog=context.backlog)
     context.router.ask(shard, Envelope(query, replies, 0))
     with trio.move_on_after(QUESTION_MS_MAX / _MS_PER_S):
-        await replies.wait()
+        await replies.wait(hold)
     return replies.answers[0] if replies.complete else Unavailable(QUESTION_RETRY_MS)
 
 
-async def _ask(context: ServerContext, shard: int, query: Query) -> Answer:
-    """The answer of one shard.
+async def _ask(context: ServerContext, shard: int, query: Query, hold: Hold | None = None) -> Answer:
+    """The answer of one shard, see ``ask_shard``.
 
     Raises:
         RequestError: NOT_FOUND, OVERLOADED, or UNAVAILABLE, also where it does not come in ``QUESTION_MS_MAX``.
     """
-    answer = await ask_shard(context, shard, query)
+    answer = await ask_shard(context, shard, query, hold)
     refusal = refusal_of(answer)
     if refusal is not None:
         assert isinstance(answer, NoSuchIncident | Overloaded | Unavailable)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, Protocol, cast
 
 import trio
@@ -19,7 +20,7 @@ from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.server import dispatching, operations
 from idemactor.server.audited import audited
 from idemactor.server.auth import Principal, unauthenticated
-from idemactor.server.backlog import outcome_bytes
+from idemactor.server.backlog import Hold, outcome_bytes
 from idemactor.server.context import ServerContext
 from idemactor.server.sinks import Replies
 from idemactor.server.stuck import stuck
@@ -124,7 +125,7 @@ class _Whole(NamedTuple):
     calls: int
     is_waiting: bool
     make: Callable[[], Frame]
-    replies: Replies | None = None
+    counted: Replies | Hold | None = None
 
 
 class RpcCalls:
@@ -182,8 +183,8 @@ class RpcCalls:
             tag, _ = self._held.popleft()
             if type(tag) is _Kept:
                 self._backlog.held_bytes -= tag.size
-            elif type(tag) is _Whole and tag.replies is not None:
-                tag.replies.abandon()
+            elif type(tag) is _Whole and tag.counted is not None:
+                tag.counted.abandon()
 
     def _keep_up(self) -> None:
         """Rights last as long as their token does, on connections that are open already, too."""
@@ -211,8 +212,8 @@ class RpcCalls:
             self._held.append((whole, None))
             self.send_held()
             self._link.stir()
-        elif whole.replies is not None:
-            whole.replies.abandon()
+        elif whole.counted is not None:
+            whole.counted.abandon()
 
     def _keep(self, latest: int) -> None:
         """What is left of the ``latest`` answers has to wait: its outcomes count, or are not kept."""
@@ -427,21 +428,31 @@ class RpcCalls:
         scope = self._scope(request)
         ask = operations.QUESTIONS[request.method](self._context, scope, request.params, Dialect.MSGPACK)
 
-        async def asked() -> Frame:
-            return request.msgid, None, await ask()
+        hold = Hold(self._backlog, Dialect.MSGPACK)
 
-        self._spawn(request, asked)
+        async def asked() -> Frame:
+            return request.msgid, None, await ask(hold)
+
+        self._spawn(request, asked, hold=hold)
 
     def _spawn(
-        self, request: Request, work: Callable[[], Awaitable[Frame | _Told]], *, is_waiting: bool = False
+        self,
+        request: Request,
+        work: Callable[[], Awaitable[Frame | _Told]],
+        *,
+        is_waiting: bool = False,
+        hold: Hold | None = None,
     ) -> None:
-        """Answer once ``work`` is done, which takes more than one shard, or more than one step."""
+        """Answer once ``work`` is done, which takes more than one shard, or more than one step.
+
+        ``hold`` is where it lets its answer count until that is encoded.
+        """
         self._count(is_waiting)
         call = self._take_trace()
 
         async def answer() -> None:
             code: str | None = _CUT_OFF
-            told: Frame | _Told
+            told: Frame | _Told | None = None
             try:
                 told = await work()
                 code = _code_of(told)
@@ -450,11 +461,12 @@ class RpcCalls:
             finally:
                 if call is not None:
                     call.over(code)
+                if hold is not None and (told is None or code is not None):
+                    hold.abandon()
             if isinstance(told, _Told):
                 self.deliver([told])
             else:
-                frame = told
-                self._answer(_Whole(1, is_waiting, lambda: frame))
+                self._answer(_Whole(1, is_waiting, partial(_released, told, hold), hold))
 
         self._link.spawn(answer)
 
@@ -541,6 +553,13 @@ def _frame(call: _Call, answer: Answer) -> Frame:
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None
     return call.msgid, None, body_of(answer, call.command, operator=call.is_operator, dialect=Dialect.MSGPACK)
+
+
+def _released(frame: Frame, hold: Hold | None) -> Frame:
+    """The frame of what is about to be encoded."""
+    if hold is not None:
+        hold.abandon()
+    return frame
 
 
 def _parent_of(one: Incoming) -> str | None:

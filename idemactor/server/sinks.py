@@ -8,9 +8,11 @@ from typing import Final
 import trio
 
 from idemactor.core.limits import BATCH_ANSWER_BYTES_MAX
+from idemactor.core.queries import IncidentsPage
 from idemactor.core.replies import Untold
-from idemactor.server.backlog import Backlog, not_kept, outcome_bytes
+from idemactor.server.backlog import Backlog, Hold, not_kept, outcome_bytes
 from idemactor.shard.mailbox import Answer
+from idemactor.wire.fields import Dialect
 
 
 def _nobody() -> None:
@@ -28,17 +30,35 @@ class Replies:
         backlog: Where their outcomes count until the answers are taken, and who says whether there is room for them;
             None: they are the process's own.
         on_complete: Called, by whoever delivers, when the last answer is here. It must neither block nor raise.
+        dialect: How the answers leave, which is as they count.
     """
 
-    __slots__ = ("_abandoned", "_answers", "_backlog", "_bytes", "_done", "_missing", "_on_complete", "closed")
+    __slots__ = (
+        "_abandoned",
+        "_answers",
+        "_backlog",
+        "_bytes",
+        "_dialect",
+        "_done",
+        "_missing",
+        "_on_complete",
+        "closed",
+    )
 
-    def __init__(self, count: int, on_complete: Callable[[], None] = _nobody, backlog: Backlog | None = None) -> None:
+    def __init__(
+        self,
+        count: int,
+        on_complete: Callable[[], None] = _nobody,
+        backlog: Backlog | None = None,
+        dialect: Dialect = Dialect.MSGPACK,
+    ) -> None:
         self.closed = False
         self._answers: list[Answer | None] = [None] * count
         self._missing = count
         self._done: Final = trio.Event()
         self._on_complete = on_complete
         self._backlog = backlog
+        self._dialect = dialect
         self._bytes = 0
         self._abandoned = False
 
@@ -57,13 +77,13 @@ class Replies:
 
     def _kept(self, answer: Answer, backlog: Backlog) -> Answer:
         """The answer, or what is told in its place: what is not to be told is not kept until then either."""
-        size = outcome_bytes(answer)
+        size = outcome_bytes(answer, self._dialect)
         if not size:
             return answer
         if self._abandoned:
             return not_kept(answer)
         # One answer of a batch may be as large as very many of single calls, and is all that its client has not read.
-        if backlog.full or (backlog.crowded and len(self._answers) > 1):
+        if backlog.full or (backlog.crowded and (len(self._answers) > 1 or type(answer) is IncidentsPage)):
             return backlog.refuse(answer)
         if self._bytes + size > BATCH_ANSWER_BYTES_MAX:
             return backlog.refuse(answer, Untold.BATCH_FULL)
@@ -77,10 +97,17 @@ class Replies:
         self._answers = [answer if answer is None else not_kept(answer) for answer in self._answers]
         self._release()
 
-    def take(self) -> list[Answer]:
-        """As ``answers``, once: they count as read."""
+    def take(self, hold: Hold | None = None) -> list[Answer]:
+        """As ``answers``, once: they count as read, or, with a ``hold``, there."""
+        if hold is not None:
+            hold.add(self._bytes)
         self._release()
         return self.answers
+
+    @property
+    def held_bytes(self) -> int:
+        """What the answers count for that are here and were not taken."""
+        return self._bytes
 
     def _release(self) -> None:
         if self._backlog is not None:
@@ -99,12 +126,12 @@ class Replies:
         assert len(answers) == len(self._answers)
         return answers
 
-    async def wait(self) -> list[Answer]:
-        """Wait for every answer. Whoever cancels the waiting has left: the sink is closed."""
+    async def wait(self, hold: Hold | None = None) -> list[Answer]:
+        """Wait for every answer, and take them. Whoever cancels the waiting has left: the sink is closed."""
         if self._missing:
             try:
                 await self._done.wait()
             except trio.Cancelled:
                 self.abandon()
                 raise
-        return self.take()
+        return self.take(hold)

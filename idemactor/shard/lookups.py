@@ -8,7 +8,6 @@ from typing import Final, TypeVar
 
 from idemactor.core.delivery import Kind
 from idemactor.core.ledger import Ledger, Ticket, visible
-from idemactor.core.limits import INCIDENTS_BYTES_MAX
 from idemactor.core.policy import Policy
 from idemactor.core.queries import (
     IncidentsPage,
@@ -24,6 +23,8 @@ from idemactor.core.record import Entry, Incident
 from idemactor.core.stuck import why_stuck
 from idemactor.core.tally import TallyKey
 from idemactor.storage.base import Engine, RecordQuery, StateFilter
+from idemactor.wire.fields import Dialect
+from idemactor.wire.outcomes import cost_in
 
 T = TypeVar("T", bound=Ticket)
 
@@ -54,18 +55,37 @@ async def list_records(engine: Engine, query: ListRecords, policies: Mapping[str
 
 
 async def list_incidents(engine: Engine, query: ListIncidents) -> IncidentsPage:
-    """One page of incidents; it ends early where their outcomes are as much as a page may hold."""
+    """One page of incidents; it ends before the one, but for the first, whose outcome is more than it may hold."""
+    dialect = Dialect.JSON if query.as_json else Dialect.MSGPACK
     rows: list[tuple[int, Incident]] = []
     after_id, size = query.after_id, 0
-    while len(rows) < query.limit and size < INCIDENTS_BYTES_MAX:
+    while len(rows) < query.limit:
         limit = min(INCIDENTS_AT_A_TIME, query.limit - len(rows))
         stored = await engine.list_incidents(query.tenant, query.namespace, after_id, limit)
-        rows += [(row.id, row.incident) for row in stored]
+        for row in stored:
+            outcome = row.incident.outcome
+            more = 0 if outcome is None else cost_in(dialect, outcome)
+            if rows and size + more > query.bytes_max:
+                return IncidentsPage(tuple(rows), after_id, size)
+            rows.append((row.id, row.incident))
+            after_id, size = row.id, size + more
         if len(stored) < limit:
-            return IncidentsPage(tuple(rows), None)
+            return IncidentsPage(tuple(rows), None, size)
+    return IncidentsPage(tuple(rows), after_id, size)
+
+
+async def _first_incidents(engine: Engine, query: ListStuck, namespace: str) -> list[tuple[int, Incident]]:
+    """The first incidents of a namespace, without what they prove: nobody is told that of what is stuck."""
+    found: list[tuple[int, Incident]] = []
+    after_id = 0
+    while len(found) < query.limit:
+        limit = min(INCIDENTS_AT_A_TIME, query.limit - len(found))
+        stored = await engine.list_incidents(query.tenant, namespace, after_id, limit)
+        found += [(row.id, row.incident.emptied()) for row in stored]
+        if len(stored) < limit:
+            break
         after_id = stored[-1].id
-        size += sum(row.incident.outcome.cost() for row in stored if row.incident.outcome is not None)
-    return IncidentsPage(tuple(rows), after_id)
+    return found
 
 
 async def list_stuck(
@@ -84,8 +104,7 @@ async def list_stuck(
             record = _stuck(ledger, entry, policies[namespace], now, query.older_than_ms)
             if record is not None:
                 records[entry.id] = record
-        stored = await engine.list_incidents(query.tenant, namespace, 0, query.limit)
-        incidents += [(each.id, each.incident) for each in stored]
+        incidents += await _first_incidents(engine, query, namespace)
     longest = sorted(records.values(), key=lambda each: each.since)
     counts = ledger.outbox.counts(now)
     mine = (each for each in counts if each.tenant == query.tenant and each.namespace in query.namespaces)

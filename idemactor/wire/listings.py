@@ -129,13 +129,17 @@ class Walk:
     _at: Cursor | None
     _found: list[dict[str, object]] = field(default_factory=list)
     _bytes: int = 0
+    _full: bool = False
 
     def next_query(self) -> tuple[int, ListQuery] | None:
         """The shard to ask next, and what; None where the page is full or the shards are through."""
         left = self._query.limit - len(self._found)
-        if self._at is None or not left or self._bytes >= INCIDENTS_BYTES_MAX:
+        if self._at is None or not left or self._full:
             return None
-        return self._at.shard, replace(self._query, after_id=self._at.after_id, limit=left)
+        query = replace(self._query, after_id=self._at.after_id, limit=left)
+        if isinstance(query, ListIncidents):
+            query = replace(query, bytes_max=INCIDENTS_BYTES_MAX - self._bytes)
+        return self._at.shard, query
 
     def take(self, page: Page) -> None:
         """Take the answer to the latest ``next_query``."""
@@ -152,7 +156,9 @@ class Walk:
                 self._found += [
                     incident_body(incident_id(shard, number), incident, self._dialect) for number, incident in page.rows
                 ]
-                self._bytes += sum(each.outcome.cost() for _, each in page.rows if each.outcome is not None)
+                self._bytes += page.outcome_bytes
+                # A shard that has more told as many as it was asked for, or as much as there was room for.
+                self._full = page.next_after is not None or self._bytes >= INCIDENTS_BYTES_MAX
             case _:
                 assert_never(page)
         if page.next_after is not None:
@@ -200,6 +206,7 @@ def incidents_walk(members: Mapping[str, object], scope: Scope, dialect: Dialect
         namespace=scope.namespace,
         after_id=0,
         limit=values.get("limit", LIST_LIMIT_DEFAULT),
+        as_json=dialect is Dialect.JSON,
     )
     return Walk("incidents", query, shards, dialect, _start(values, "incidents", shards))
 

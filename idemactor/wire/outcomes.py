@@ -6,7 +6,7 @@ import binascii
 from typing import Final
 
 from idemactor.core import limits
-from idemactor.core.record import Outcome
+from idemactor.core.record import HEADER_BYTES, Outcome
 from idemactor.errors import InvalidRequest
 from idemactor.wire.contents import (
     BODY_MEMBERS,
@@ -60,6 +60,45 @@ SHOWN_SCHEMA: Final = {
     ]
 }
 """The JSON Schema of an outcome in an answer over HTTP."""
+
+
+_AS_IT_IS: Final = bytes(byte for byte in range(0x20, 0x7F) if byte not in b'"\\')
+_TWO_BYTES: Final = b'"\\\b\f\n\r\t'
+_FOLLOWING: Final = bytes(range(0x80, 0xC0))
+_BEGIN_A_PAIR: Final = bytes(range(0xF0, 0xF8))
+"""How UTF-8 begins what JSON writes as a pair of surrogates."""
+_ESCAPE_BYTES: Final = 6
+
+
+def cost_in(dialect: Dialect, outcome: Outcome) -> int:
+    """What an outcome takes in memory, bytes, by an estimate, and no less than in an answer in that dialect."""
+    if dialect is Dialect.MSGPACK or outcome.omitted:
+        return outcome.cost()
+    headers = "".join([text for pair in outcome.headers for text in pair])
+    return _body_size(outcome.body) + _text_size(headers.encode()) + HEADER_BYTES * len(outcome.headers)
+
+
+def _body_size(body: bytes) -> int:
+    if not body.isascii():
+        try:
+            body.decode()
+        except UnicodeDecodeError:
+            return 4 * ((len(body) + 2) // 3)
+    return _text_size(body)
+
+
+def _text_size(text: bytes) -> int:
+    """How long UTF-8 is as JSON (RFC 8259, section 7) in ASCII: what is not that is escaped, six bytes for a unit."""
+    rest = text.translate(None, _AS_IT_IS)
+    if not rest:
+        return len(text)
+    escaped = rest.translate(None, _TWO_BYTES)
+    size = len(text) - len(rest) + 2 * (len(rest) - len(escaped))
+    if escaped.isascii():
+        return size + _ESCAPE_BYTES * len(escaped)
+    units = escaped.translate(None, _FOLLOWING)
+    pairs = len(units) - len(units.translate(None, _BEGIN_A_PAIR))
+    return size + _ESCAPE_BYTES * (len(units) + pairs)
 
 
 def outcome_body(outcome: Outcome | None, dialect: Dialect) -> dict[str, object] | None:

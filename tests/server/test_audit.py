@@ -20,6 +20,7 @@ from idemactor.observability.audit import Audit
 from idemactor.observability.logs import Redact
 from idemactor.server import dispatching, operations
 from idemactor.server.audited import audited
+from idemactor.server.backlog import Hold
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import Envelope
 from idemactor.wire.requests import Dialect
@@ -74,8 +75,9 @@ async def test_over_a_door_it_is_the_tokens_name(path: Path, audit: Audit, mock_
         (line,) = lines(path)
         assert (line["who"], line["op"], line["key"]) == ("acme-operator", "forget", "key")
         scope = rig.context.authenticator.scope(principal, "trade", "acknowledge")
+        ask = operations.acknowledge(rig.context, scope, {"id": "0-1"}, Dialect.JSON)
         with pytest.raises(RequestError):
-            await operations.acknowledge(rig.context, scope, {"id": "0-1"}, Dialect.JSON)()
+            await ask(Hold(rig.context.backlog, Dialect.JSON))
         assert [line["op"] for line in lines(path)] == ["forget", "acknowledge"]
         assert lines(path)[1]["result"].startswith("IDEMPOTENCY_")
 

@@ -572,7 +572,6 @@ async def test_a_node_that_starts_again_knows_everything() -> None:
 
 @on_mock_time
 async def test_a_page_of_incidents_is_no_larger_than_a_page_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookups, "INCIDENTS_BYTES_MAX", 20_000)
     monkeypatch.setattr(lookups, "INCIDENTS_AT_A_TIME", 4)
     proof = Outcome(200, (), bytes(3_000))
     async with running() as rig:
@@ -585,10 +584,20 @@ async def test_a_page_of_incidents_is_no_larger_than_a_page_may_be(monkeypatch: 
         pages: list[list[int]] = []
         after: int | None = 0
         while after is not None:
-            page = await rig.found(ListIncidents(TENANT, NAMESPACE, after, 14), IncidentsPage)
+            page = await rig.found(ListIncidents(TENANT, NAMESPACE, after, 14, 20_000), IncidentsPage)
+            assert page.outcome_bytes == 3_000 * len(page.rows)
             pages.append([incident.token for _, incident in page.rows])
             after = page.next_after
-        assert pages == [list(range(1, 9)), list(range(9, 16))]
+        assert pages == [list(range(1, 7)), list(range(7, 13)), list(range(13, 16))]
+        # As JSON a byte of zeros takes six; and one is always told.
+        page = await rig.found(ListIncidents(TENANT, NAMESPACE, 0, 14, 40_000, as_json=True), IncidentsPage)
+        assert ([incident.token for _, incident in page.rows], page.outcome_bytes) == ([1, 2], 36_000)
+        page = await rig.found(ListIncidents(TENANT, NAMESPACE, 0, 14, 1), IncidentsPage)
+        assert ([incident.token for _, incident in page.rows], page.next_after) == ([1], page.rows[-1][0])
+        # What is stuck is told without what proves it.
+        stuck = await rig.found(ListStuck(TENANT, (NAMESPACE,), 0, 14), StuckPage)
+        assert [incident.token for _, incident in stuck.incidents] == list(range(1, 15))
+        assert {incident.outcome for _, incident in stuck.incidents} == {Outcome(200, omitted=True)}
         few = await rig.found(ListIncidents(TENANT, NAMESPACE, 0, 3), IncidentsPage)
         assert [incident.token for _, incident in few.rows] == [1, 2, 3]
         assert few.next_after == few.rows[-1][0]

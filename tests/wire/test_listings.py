@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from idemactor.core.limits import INCIDENTS_BYTES_MAX
 from idemactor.core.policy import Policy
 from idemactor.core.queries import Acknowledge, IncidentsPage, ListIncidents, ListRecords, RecordsPage
-from idemactor.core.record import Incident, Outcome
+from idemactor.core.record import Outcome
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.listings import (
     Cursor,
@@ -52,7 +52,7 @@ def refused_field(walk: object, members: dict[str, object], dialect: Dialect) ->
 def test_defaults(dialect: Dialect) -> None:
     records = ListRecords("acme", "trade", None, None, None, 0, 100)
     assert first_query(records_walk({}, SCOPE, dialect, 4)) == (0, records)
-    incidents = ListIncidents("acme", "trade", 0, 100)
+    incidents = ListIncidents("acme", "trade", 0, 100, as_json=dialect is Dialect.JSON)
     assert first_query(incidents_walk({}, SCOPE, dialect, 4)) == (0, incidents)
 
 
@@ -299,14 +299,24 @@ def test_acknowledging(dialect: Dialect) -> None:
 
 @pytest.mark.parametrize("dialect", list(Dialect))
 def test_a_page_of_incidents_ends_where_their_outcomes_are_enough(dialect: Dialect) -> None:
-    def incident(number: int, size: int) -> tuple[int, Incident]:
-        return number, replace(INCIDENT, outcome=Outcome(200, (), bytes(size)))
+    def page(number: int, size: int, next_after: int | None) -> IncidentsPage:
+        return IncidentsPage(((number, replace(INCIDENT, outcome=Outcome(200, (), bytes(size)))),), next_after, size)
 
-    walk = incidents_walk({}, SCOPE, dialect, 2)
-    walk.take(IncidentsPage((incident(3, 1_000),), 3))
-    assert walk.next_query() is not None
-    walk.take(IncidentsPage((incident(4, INCIDENTS_BYTES_MAX),), 4))
+    def asked(after_id: int, limit: int, bytes_max: int) -> ListIncidents:
+        return ListIncidents("acme", "trade", after_id, limit, bytes_max, as_json=dialect is Dialect.JSON)
+
+    # What one shard told is no longer there for the next one.
+    walk = incidents_walk({}, SCOPE, dialect, 3)
+    assert walk.next_query() == (0, asked(0, 100, INCIDENTS_BYTES_MAX))
+    walk.take(page(3, 1_000, None))
+    assert walk.next_query() == (1, asked(0, 99, INCIDENTS_BYTES_MAX - 1_000))
+    walk.take(page(4, 2_000, 4))
     assert walk.next_query() is None
     cursor = walk.body()["next"]
-    further = ListIncidents("acme", "trade", 4, 100)
-    assert first_query(incidents_walk({"cursor": cursor}, SCOPE, dialect, 2)) == (0, further)
+    further = (1, asked(4, 100, INCIDENTS_BYTES_MAX))
+    assert first_query(incidents_walk({"cursor": cursor}, SCOPE, dialect, 3)) == further
+    # Nor is another one asked where there is no room at all.
+    walk = incidents_walk({}, SCOPE, dialect, 3)
+    walk.take(page(3, INCIDENTS_BYTES_MAX, None))
+    assert walk.next_query() is None
+    assert walk.body()["next"] is not None
