@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from idemactor.core.commands import Watch
 from idemactor.core.delivery import OperationState
 from idemactor.core.keys import Identity
+from idemactor.core.queries import IncidentsPage
 from idemactor.core.record import HEADER_BYTES, Outcome, Record, State
 from idemactor.core.replies import (
     Accepted,
@@ -27,10 +28,19 @@ from idemactor.core.replies import (
     Watched,
 )
 from idemactor.server import dispatching, sinks
-from idemactor.server.backlog import CROWDED_SHARE, FULL_SHARE, OUTCOME_BYTES_SMALL, Backlog, outcome_bytes
+from idemactor.server.backlog import (
+    CROWDED_SHARE,
+    FULL_SHARE,
+    OUTCOME_BYTES_SMALL,
+    Backlog,
+    Hold,
+    outcome_bytes,
+    without_outcomes,
+)
 from idemactor.server.rpc_connection import RpcLimits
 from idemactor.server.sinks import Replies
 from idemactor.shard.mailbox import OVERLOADED_RETRY_MS, Answer
+from idemactor.wire.fields import Dialect
 from idemactor.wire.refusals import detail_of
 from tests.server import test_http_fast as fast
 from tests.server.rig import START_MS, running
@@ -76,6 +86,43 @@ def test_only_what_carries_more_than_a_small_outcome_counts(make: Any) -> None:
     # A header of one letter takes more than its letter.
     headers = tuple(("x", "") for _ in range(100))
     assert outcome_bytes(make(Outcome(200, headers))) == 100 * (HEADER_BYTES + 1)
+
+
+def test_what_leaves_as_json_counts_as_json_writes_it() -> None:
+    assert outcome_bytes(completed(LARGE), Dialect.JSON) == outcome_bytes(found(LARGE), Dialect.JSON) == 360_000
+    # How an operation ended stands in its answer twice.
+    assert outcome_bytes(watched(LARGE), Dialect.JSON) == 720_000
+    assert outcome_bytes(completed(SMALL), Dialect.JSON) == outcome_bytes(completed(None), Dialect.JSON) == 0
+
+
+def test_a_page_of_incidents_counts_as_it_says_and_is_told_whole_or_not_at_all() -> None:
+    backlog = Backlog(waiting_bytes=201, bytes_max=100)
+    empty, page = IncidentsPage((), None), IncidentsPage((), None, 60_000)
+    assert (outcome_bytes(empty), outcome_bytes(page)) == (0, 60_000)
+    assert without_outcomes([(0, page), (1, empty)]) == [(0, NOT_KEPT), (1, empty)]
+    # It is as large as many answers: it is given up as soon as batches are.
+    for told in (page, empty):
+        replies = Replies(1, backlog=backlog)
+        replies.deliver([(0, told)])
+        assert replies.take() == [NOT_KEPT if told is page else empty]
+    assert backlog.held_bytes == 0
+
+
+def test_what_is_on_its_way_counts_until_it_is_sent_or_given_up() -> None:
+    backlog = Backlog()
+    replies, hold = Replies(1, backlog=backlog, dialect=Dialect.JSON), Hold(backlog, Dialect.JSON)
+    replies.deliver([(0, completed(LARGE))])
+    assert (replies.held_bytes, backlog.held_bytes) == (360_000, 360_000)
+    assert replies.take(hold) == [completed(LARGE)]
+    assert (replies.held_bytes, hold.held_bytes, backlog.held_bytes) == (0, 360_000, 360_000)
+    hold.sent(100_000)
+    assert (hold.held_bytes, backlog.held_bytes) == (260_000, 260_000)
+    hold.sent(300_000)
+    assert (hold.held_bytes, backlog.held_bytes) == (0, 0)
+    hold.add(5)
+    hold.abandon()
+    hold.abandon()
+    assert (hold.held_bytes, backlog.held_bytes) == (0, 0)
 
 
 def test_what_is_not_kept_is_counted_and_all_else_is_as_it_was() -> None:
@@ -140,6 +187,14 @@ def test_a_batch_tells_no_more_outcomes_than_its_answer_holds(monkeypatch: pytes
     expected = [found(LARGE), BATCH_FULL, completed(SMALL), GRANTED[1], completed(LARGE)]
     assert replies.take() == [*expected, found(Outcome(200, (), bytes(9_000))), BATCH_FULL]
     assert refused == [1, 1]
+
+
+def test_a_batch_that_leaves_as_json_holds_what_its_answer_holds_as_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sinks, "BATCH_ANSWER_BYTES_MAX", 360_000)
+    for dialect, second in ((Dialect.JSON, BATCH_FULL), (Dialect.MSGPACK, completed(LARGE))):
+        replies = Replies(2, backlog=Backlog(), dialect=dialect)
+        replies.deliver([(0, completed(LARGE)), (1, completed(LARGE))])
+        assert replies.take() == [completed(LARGE), second]
 
 
 def test_what_came_alone_is_kept_for_longer_than_what_came_in_a_batch() -> None:
@@ -308,6 +363,66 @@ async def test_a_batch_whose_outcomes_are_too_many_says_which_to_ask_for_again(
         ]
         assert "fewer keys" in detail_of(BATCH_FULL)
         assert server.rig.context.backlog.held_bytes == 0
+
+
+async def incidents(peer: Peer, count: int) -> None:
+    """So many late commits, each with a large outcome."""
+    for number in range(count):
+        held = {"namespace": "trade", "key": f"k{number}"}
+        token = (await peer.call("reserve", **held, lease_ms=1))["token"]
+        await trio.sleep(1)
+        assert (await peer.call("reserve", **held))["takeover"]
+        late = await peer.call("commit", **held, token=token, outcome={"status": 200, "body": LARGE.body})
+        assert late["result"] == "stale"
+
+
+async def test_listings_that_nobody_reads_are_kept_within_bounds(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, LIMITS) as server:
+        backlog, other = server.rig.context.backlog, server.connect()
+        backlog.bytes_max = 500_000
+        await incidents(other, 4)
+        peer = server.connect(trio.testing.lockstep_stream_pair())
+        await peer.send(*(request(n, "incidents", {"namespace": "trade"}) for n in range(20)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert 500_000 < backlog.held_bytes + backlog.waiting_bytes < 500_000 * CROWDED_SHARE + 250_000
+        # Others are served, but for those who ask for as much.
+        assert (await other.call("reserve", namespace="default", key="new"))["result"] == "reserved"
+        assert await other.fail("incidents", namespace="trade") == REFUSED
+        assert (await other.call("records", namespace="trade"))["records"]
+        answers = await peer.answers(range(20))
+        whole = [result for error, result in answers if error is None]
+        assert {len(result["incidents"]) for result in whole} == {4}
+        assert 2 <= len(whole) <= 5
+        assert {error for error, _ in answers} == {None, REFUSED}
+        await trio.testing.wait_all_tasks_blocked()
+        assert (backlog.held_bytes, backlog.waiting_bytes) == (0, 0)
+        assert len((await other.call("incidents", namespace="trade"))["incidents"]) == 4
+
+
+async def test_the_listings_of_a_connection_that_ends_count_no_more(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock, LIMITS) as server:
+        backlog = server.rig.context.backlog
+        await incidents(server.connect(), 2)
+        peer = server.connect(trio.testing.lockstep_stream_pair())
+        await peer.send(*(request(n, "incidents", {"namespace": "trade"}) for n in range(5)))
+        await trio.testing.wait_all_tasks_blocked()
+        assert backlog.held_bytes >= 3 * 120_000
+        await trio.sleep(20)
+        assert server.over == 1
+        assert (backlog.held_bytes, backlog.waiting_bytes) == (0, 0)
+
+
+async def test_a_poll_takes_nothing_that_there_is_no_room_to_tell(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as server:
+        backlog, peer = server.rig.context.backlog, server.connect()
+        held = {"namespace": "default", "key": "k"}
+        token = (await peer.call("reserve", **held))["token"]
+        await peer.call("commit", **held, token=token, events=[{"body": b"x"}])
+        backlog.bytes_max, backlog.waiting_bytes = 100, 401
+        assert await peer.fail("outbox.poll", namespace="default") == REFUSED
+        backlog.waiting_bytes = 0
+        [entry] = (await peer.call("outbox.poll", namespace="default"))["entries"]
+        assert entry["takeover"] is False
 
 
 # ----------------------------------------------------------------------------------------------------------- over HTTP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from idemactor.core import limits
-from idemactor.core.record import Outcome
+from idemactor.core.record import HEADER_BYTES, Outcome
 from idemactor.errors import InvalidRequest
 from idemactor.wire.fields import Dialect
-from idemactor.wire.outcomes import OUTCOME, outcome_body
+from idemactor.wire.outcomes import OUTCOME, cost_in, outcome_body
 
 READ = {dialect: OUTCOME.reader("outcome", dialect) for dialect in Dialect}
 both_dialects = pytest.mark.parametrize("dialect", list(Dialect))
@@ -171,3 +172,33 @@ def test_bytes_come_back_exactly(body: bytes, dialect: Dialect) -> None:
     outcome = READ[dialect]({"status": 200, **member})
     assert outcome.body == body
     assert READ[dialect](outcome_body(outcome, dialect)) == outcome
+
+
+# -------------------------------------------------------------------------------------------------------------- sizes
+
+PAIRS = st.lists(st.tuples(st.text(), st.text()), max_size=3)
+BODIES = st.one_of(st.binary(), st.text().map(str.encode), st.text(st.characters(max_codepoint=0x7F)).map(str.encode))
+
+
+@given(BODIES, PAIRS)
+def test_what_an_outcome_costs_is_what_json_makes_of_it(body: bytes, pairs: list[tuple[str, str]]) -> None:
+    outcome = Outcome(200, tuple(pairs), body)
+    shown = outcome_body(outcome, Dialect.JSON)
+    assert shown is not None
+    texts = [shown.get("body", shown.get("body_b64")), *(text for pair in pairs for text in pair)]
+    written = sum(len(json.dumps(text)) - len('""') for text in texts)
+    assert cost_in(Dialect.JSON, outcome) == written + HEADER_BYTES * len(pairs)
+    assert cost_in(Dialect.MSGPACK, outcome) == outcome.cost() <= cost_in(Dialect.JSON, outcome)
+
+
+@pytest.mark.parametrize(
+    ("body", "size"),
+    [(b"\x01", 6), (b'"', 2), (b"\n", 2), (b"\x7f", 6), ("é".encode(), 6), ("€".encode(), 6), ("😀".encode(), 12),
+     (b"\xff", 4), (b"\xff" * 4, 8), (b"plain", 5)],
+)  # fmt: skip
+def test_what_bytes_become_in_json(body: bytes, size: int) -> None:
+    assert cost_in(Dialect.JSON, Outcome(200, (), body)) == size
+
+
+def test_what_is_omitted_costs_nothing() -> None:
+    assert cost_in(Dialect.JSON, Outcome(200, omitted=True)) == 0
