@@ -35,7 +35,7 @@ QUEUE_MS_DEFAULT: Final = 1_000
 """How long a command may wait for its turn behind others of its tenant."""
 BATCH_OPS_MAX: Final = 1_000
 BATCH_ANSWER_BYTES_MAX: Final = 67_108_864
-"""The stored outcomes in the answer of one batch together, bytes; those beyond it are to be asked for again."""
+"""The stored outcomes in the answer of one batch together, bytes as sent; those beyond it are to be asked for again."""
 WAIT_MS_MAX: Final = 60_000
 LEASE_MS_MIN: Final = 1
 LEASE_MS_MAX: Final = DAY_MS
@@ -58,7 +58,7 @@ EARLIER_TOKENS_MAX: Final = 16
 LIST_LIMIT_DEFAULT: Final = 100
 LIST_LIMIT_MAX: Final = 1_000
 INCIDENTS_BYTES_MAX: Final = 33_554_432
-"""A page of incidents ends once their outcomes are as large together, bytes."""
+"""A page of incidents, over all shards, ends where their outcomes are as large together, bytes as sent."""
 RETRY_AFTER_S_MAX: Final = 5
 
 ORDER_KEY_CHARS_MAX: Final = 256

@@ -63,12 +63,13 @@ class Outbox:
         """Send ``data`` after all that was put before; what nobody will read any more is dropped."""
         if self.broken or not data:
             return
+        left: bytes | memoryview = data
         if self._fd is not None and not self._waiting and not self._writing:
             # Nearly every answer fits into the socket's buffer: no other task has to be woken for it.
-            data = self._write_now(self._fd, data)
-        if data:
-            self._waiting += data
-            self._backlog.waiting_bytes += len(data)
+            left = self._write_now(self._fd, data)
+        if left:
+            self._waiting += left
+            self._backlog.waiting_bytes += len(left)
             self._wake.set()
 
     async def run(self) -> None:
@@ -103,7 +104,8 @@ class Outbox:
         self.give_up()
         self._on_change = _nobody
 
-    def _write_now(self, fd: int, data: bytes) -> bytes:
+    def _write_now(self, fd: int, data: bytes) -> bytes | memoryview:
+        """What the socket did not take."""
         try:
             sent = os.write(fd, data)
         except BlockingIOError:
@@ -111,7 +113,8 @@ class Outbox:
         except OSError:
             self.give_up()
             return b""
-        return data[sent:]
+        # What is left may be very large, and is about to be copied once more.
+        return memoryview(data)[sent:] if sent < len(data) else b""
 
     async def _send_piece(self) -> None:
         piece = bytes(self._waiting[:PIECE_BYTES])
