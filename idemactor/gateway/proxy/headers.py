@@ -194,14 +194,12 @@ def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pair
 
 
 def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
-    """What can leave of stored fields, which may have come over another door: no framing, and nothing malformed."""
-    return tuple(
-        (name, value)
-        for name, value in headers
-        if name.lower() not in NEVER_REPLAYED
-        and TOKEN.fullmatch(name) is not None
-        and _BREAKS_OUT.search(value) is None
-    )
+    """What can leave of stored fields, which may have come over another door, and say there what they like.
+
+    No framing, nothing malformed, and nothing that only we may say, in any spelling.
+    """
+    formed = [(name, value) for name, value in headers if TOKEN.fullmatch(name) and not _BREAKS_OUT.search(value)]
+    return tuple(pair for pair in answered(formed) if plain_name(pair[0]) not in NEVER_REPLAYED)
 
 
 def without(headers: Iterable[tuple[str, str]], *names: str) -> Pairs:
