@@ -184,6 +184,28 @@ async def test_two_tenants_have_each_their_own(autojump_clock: MockClock) -> Non
         assert await proxy.record(tenant="other") is not None
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("auth", list(RouteAuth))
+async def test_a_token_of_ours_is_never_handed_on(autojump_clock: MockClock, auth: RouteAuth, method: str) -> None:
+    """Whatever the route asks for, and whichever field a client put it into; what is not ours goes on."""
+    route = replace(ROUTE, auth=auth, auth_header="x-api-auth", tenant="acme")
+    ours = ("Authorization", "authorization", "X_Api_Auth", "X-Other")
+    headers = [(name, f"bEARER  {token}") for name in ours for token in ("caller-token", "operator-token")]
+    theirs = [("X-Theirs", "Bearer theirs"), ("Authorization", "Basic eA=="), ("X-Kept", "caller-token, or so")]
+    async with proxying(autojump_clock, route, tokens=TOKENS) as proxy:
+        shown = [("X-Api-Auth", "Bearer caller-token")]
+        assert (await proxy.call(method, body=BODY, headers=[*headers, *theirs, *shown])).status == 200
+        [got] = proxy.upstream.requests
+        assert [pair for pair in got.headers if pair[0] in {name for name, _ in [*headers, *theirs, *shown]}] == theirs
+
+
+async def test_where_there_are_no_tokens_none_is_ours(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock) as proxy:
+        await proxy.call(headers=[("Authorization", "Bearer caller-token")])
+        [got] = proxy.upstream.requests
+        assert got.header("Authorization") == ["Bearer caller-token"]
+
+
 @pytest.mark.parametrize("headers", [[], [("Authorization", "Bearer nobody")], [("Authorization", "Basic eA==")]])
 @pytest.mark.parametrize("method", ["POST", "GET"])
 async def test_who_is_unknown_reaches_nothing(
