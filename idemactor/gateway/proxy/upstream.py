@@ -147,7 +147,8 @@ class Upstream:
 
     async def _open(self) -> Link:
         stream = await self._connect(self._origin)
-        return Link(stream, h11.Connection(h11.CLIENT, self._limits.answer_header_bytes_max))
+        head_bytes_max = self._limits.answer_header_bytes_max
+        return Link(stream, h11.Connection(h11.CLIENT, head_bytes_max), head_bytes_max=head_bytes_max)
 
     @staticmethod
     async def _close(links: list[Link]) -> None:
