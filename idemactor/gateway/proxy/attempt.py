@@ -288,11 +288,9 @@ class Attempt:
 def _outgoing(office: Office, request: RawRequest, peer: Peer, own: Pairs) -> Outgoing:
     """The request as the upstream gets it; what it says of itself with our authority is ours alone."""
     route = office.route
-    # The key survives a Connection field that names it: what is ours is added to what is left.
     pairs = headers.end_to_end(headers.without_decisions(request.headers, route.operation_header))
-    pairs = headers.forwarded(pairs, peer)
-    keys = tuple(pair for pair in request.headers if pair[0].lower() == "idempotency-key")
-    pairs = (*headers.without(pairs, "content-length", "expect", "idempotency-key"), *keys)
+    # What is ours is added to what is left, so that no Connection field takes it out.
+    pairs = headers.without(headers.forwarded(pairs, peer), "content-length", "expect")
     if route.success is not None and own:
         pairs = headers.readable(pairs)
     hosts = [pair for pair in pairs if pair[0].lower() == "host"]

@@ -109,6 +109,16 @@ async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
         assert names.isdisjoint(name.lower() for name in OTHER_SPELLINGS)
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_client_cannot_take_out_its_host(autojump_clock: MockClock, method: str) -> None:
+    async with proxying(autojump_clock) as proxy:
+        for number, options in enumerate(("host", "Host, close", "x-forwarded-host, HOST")):
+            await proxy.call(method, headers=[("Connection", options)], key=f"k{number}")
+        for got in proxy.upstream.requests:
+            assert (got.header("Host"), got.header("X-Forwarded-Host")) == (["shop.test"], ["shop.test"])
+        assert len(proxy.upstream.requests) == 3
+
+
 async def test_the_operation_goes_on_as_an_exchanges_order_id(autojump_clock: MockClock) -> None:
     route = replace(
         ROUTE,
