@@ -14,7 +14,7 @@ import h11
 import trio
 
 from idemactor.gateway.proxy.call import Call, Link, NotSent, Outgoing, call_over
-from idemactor.gateway.proxy.connecting import Connect, connector
+from idemactor.gateway.proxy.connecting import Connect, connector, why_not
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Origin
 
@@ -124,7 +124,7 @@ class Upstream:
         except NotSent:
             raise
         except Exception as error:  # Whatever broke, nothing was sent.
-            raise NotSent(f"the upstream cannot be reached: {type(error).__name__}") from error
+            raise NotSent(f"the upstream cannot be reached: {why_not(error)}") from error
 
     async def _kept(self) -> Link | None:
         await self._close(self._stale())
