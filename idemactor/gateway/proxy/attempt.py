@@ -157,7 +157,8 @@ class Attempt:
 
         # Only a caller that waits is watched: to all others it is the same whether they are still there.
         answer = await (self.meanwhile(ask, caller.hang_up) if command.wait_ms else ask())
-        if answer is None and caller.hung_up:
+        # A shard sends away whoever left, and does not look at the key for that.
+        if caller.hung_up and (answer is None or isinstance(answer, Overloaded | Unavailable)):
             return await desk.look(command, patience_ms)
         return answer
 
