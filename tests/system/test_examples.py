@@ -303,10 +303,15 @@ class Program:
         return subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, key: str, symbol: str, quantity: str = "1", **more: str) -> tuple[int, str]:
+        code, said, _ = self.end(key, symbol, quantity, **more)
+        return code, said
+
+    def end(self, key: str, symbol: str, quantity: str = "1", **more: str) -> tuple[int, str, str]:
+        """The same, and what it complained of last."""
         with self.start(key, symbol, quantity, **more) as process:
             said, complaint = process.communicate(timeout=PATIENCE_S)
             print(complaint, file=sys.stderr)
-            return process.returncode, said
+            return process.returncode, said, (complaint.splitlines() or [""])[-1]
 
 
 @pytest.fixture(scope="module")
@@ -370,14 +375,16 @@ def test_three_at_once(program: Program, exchange: FakeExchange) -> None:
 @pytest.mark.parametrize("symbol", ["REFUSED", "SOFT"])
 def test_released(program: Program, exchange: FakeExchange, symbol: str) -> None:
     key = unique("released-")
-    assert program.run(key, symbol)[0] == 30
-    assert program.run(key, symbol)[0] == 30
+    for _ in range(2):
+        code, _, complaint = program.end(key, symbol)
+        assert (code, complaint) == (30, "the exchange refused it")
     assert exchange.fills(symbol) == 0
 
 
 def test_released_where_nobody_listens(program: Program) -> None:
     key, nobody = unique("nobody-"), f"http://127.0.0.1:{free_port()}"
-    assert program.run(key, "X", EXCHANGE_URL=nobody)[0] == 30
+    code, _, complaint = program.end(key, "X", EXCHANGE_URL=nobody)
+    assert (code, complaint) == (30, "the exchange cannot be reached")
     assert program.run(key, "X")[0] == 0
 
 
@@ -387,6 +394,18 @@ def test_in_doubt(program: Program, exchange: FakeExchange, symbol: str, fills: 
     assert program.run(key, symbol)[0] == 11
     assert program.run(key, symbol)[0] == 11
     assert exchange.fills(symbol) == before + fills
+
+
+def test_what_could_not_be_recorded_is_said(program: Program, server: Server, exchange: FakeExchange) -> None:
+    """Somebody else has ended the attempt meanwhile: nobody is to read that it is in doubt, or may be sent again."""
+    key, before = unique("unrecorded-"), exchange.fills("HANG")
+    with program.start(key, "HANG", EXCHANGE_TIMEOUT_S="3") as process, server.http_client() as client:
+        eventually(lambda: exchange.fills("HANG") == before + 1)
+        token = client.call("get", "trade", key=key).members["record"]["token"]
+        assert client.call("commit", "trade", key=key, token=token).status == 200
+        _, complaint = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "not recorded: " in complaint.splitlines()[-1]
 
 
 def test_in_flight(program: Program, server: Server, exchange: FakeExchange) -> None:
