@@ -27,6 +27,7 @@ from idemactor.config.model import WORKERS_MAX, LogLevel
 from idemactor.config.reload import TokenReloader
 from idemactor.core.census import Census
 from idemactor.core.clock import Clock, ClockNotSet, ClockTooFarBehind, Sequencer, start_time
+from idemactor.dispatch.judging import Result
 from idemactor.dispatch.office import DispatchOffice, destinations_of
 from idemactor.dispatch.relay import Surroundings
 from idemactor.dispatch.shards import RoutedShards
@@ -40,7 +41,7 @@ from idemactor.observability import logs
 from idemactor.observability.audit import Audit
 from idemactor.observability.disk import DiskMetrics
 from idemactor.observability.log_observer import LogObserver
-from idemactor.observability.metrics import Metrics
+from idemactor.observability.metrics import Expected, Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import TENANT_DEFAULT, Authenticator
 from idemactor.server.binding import remove_worker_files
@@ -187,9 +188,9 @@ async def _run(config: ServerConfig, reloader: TokenReloader, sockets: Inherited
 async def _serve(
     config: ServerConfig, reloader: TokenReloader, sockets: Inherited, life: Life, telemetry: Telemetry | None
 ) -> None:
-    metrics = Metrics()
-    observer = Observers(metrics, log_observer_of(config))
     with open_directory(config) as directory:
+        metrics = make_metrics(config, range(directory.shards))
+        observer = Observers(metrics, log_observer_of(config))
         durability: Durability = config.server.durability.value
         keys = keyring_of(config)
         await settle_journals(directory, durability, 1, keys)
@@ -259,6 +260,20 @@ async def measured(telemetry: Telemetry | None, context: ServerContext) -> Async
             nursery.start_soon(telemetry.run, collect)
         yield
         nursery.cancel_scope.cancel()
+
+
+def make_metrics(config: ServerConfig, shards: Sequence[int]) -> Metrics:
+    """What a process counts, which owns ``shards``."""
+    doors = {"http": config.http, "rpc": config.rpc, "gateway": config.gateway.door}
+    expected = Expected(
+        shards=shards,
+        doors=[name for name, door in doors.items() if door.bind],
+        sources=[name for name, source in config.sources.items() if source.verify is not None],
+        proxied=sorted({route.namespace for route in config.gateway.routes}),
+        destinations=list(config.destinations),
+        deliveries=[result.value for result in Result],
+    )
+    return Metrics(expected)
 
 
 def make_context(

@@ -4,7 +4,7 @@
 //
 // IDEMACTOR_URL and EXCHANGE_URL say where both are, IDEMACTOR_TOKEN who asks. Exit codes: 0 done, now or before, and
 // what the exchange answered is printed; 10 somebody else is at it; 11 in doubt; 12 the key stands for another order;
-// 30 the exchange refused, nothing happened; 1 anything else.
+// 30 nothing happened: the exchange refused it, or cannot be reached; 1 anything else.
 package main
 
 import (
@@ -140,7 +140,8 @@ func reserve(key string, payload members) (answer, error) {
 }
 
 var (
-	errRefused = errors.New("the exchange refused it") // It surely did not happen.
+	errRefused = errors.New("the exchange refused it")        // It surely did not happen.
+	errNobody  = errors.New("the exchange cannot be reached") // Nor did it then.
 	errUnclear = errors.New("the exchange did not say")
 )
 
@@ -170,7 +171,7 @@ func place(order members, operationID string) ([]byte, error) {
 	status, text, err := send(downstream, "POST", exchange+"/orders", body)
 	var operation *net.OpError
 	if errors.As(err, &operation) && operation.Op == "dial" {
-		return nil, errRefused // There was nobody to talk to. After any other failure the order may be on its way.
+		return nil, errNobody // There was nobody to talk to. After any other failure the order may be on its way.
 	}
 	if err != nil || status >= 500 {
 		return nil, errUnclear
@@ -200,6 +201,15 @@ func effect(granted answer, order members) ([]byte, error) {
 	return place(order, granted.OperationID)
 }
 
+// settle ends an attempt that came to nothing, or of which nobody knows.
+func settle(call, key string, granted answer, why error) error {
+	told, err := ask(call, members{"key": key, "token": granted.Token, "reason": why.Error()})
+	if err == nil && told.Status != 200 {
+		err = fmt.Errorf("%w, not recorded: %s", why, told.Code)
+	}
+	return err
+}
+
 func run(key string, order members) error {
 	granted, err := reserve(key, order)
 	if err != nil {
@@ -213,13 +223,13 @@ func run(key string, order members) error {
 	}
 	said, err := effect(granted, order)
 	switch {
-	case errors.Is(err, errRefused):
-		if _, failed := ask("release", members{"key": key, "token": granted.Token, "reason": err.Error()}); failed != nil {
+	case errors.Is(err, errRefused), errors.Is(err, errNobody):
+		if failed := settle("release", key, granted, err); failed != nil {
 			return failed
 		}
 		return ended{30, err.Error()}
 	case err != nil:
-		if _, failed := ask("doubt", members{"key": key, "token": granted.Token, "reason": err.Error()}); failed != nil {
+		if failed := settle("doubt", key, granted, err); failed != nil {
 			return failed
 		}
 		return ended{11, "in doubt: " + granted.OperationID}

@@ -5,7 +5,7 @@
 //
 // IDEMACTOR_URL and EXCHANGE_URL say where both are, IDEMACTOR_TOKEN who asks. Exit codes: 0 done, now or before, and
 // what the exchange answered is printed; 10 somebody else is at it; 11 in doubt; 12 the key stands for another order;
-// 30 the exchange refused, nothing happened; 1 anything else.
+// 30 nothing happened: the exchange refused it, or cannot be reached; 1 anything else.
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -15,6 +15,8 @@ const EXCHANGE = env.EXCHANGE_URL ?? "http://127.0.0.1:9100";
 const EXCHANGE_TIMEOUT_MS = Number(env.EXCHANGE_TIMEOUT_S ?? 5) * 1000;
 const TRIES = Number(env.TRIES ?? 5);
 const PAUSES_MS = [0, 200, 500, 1000, 2000, 4000, 8000];
+const REFUSED = "the exchange refused it";
+const UNREACHABLE = "the exchange cannot be reached";
 
 class Ended extends Error {
   constructor(exit, message) {
@@ -71,7 +73,7 @@ async function find(operationId) {
   return await answer.text();
 }
 
-// { placed: true, body }, { placed: false }; or an exception, after which nobody knows.
+// { placed: true, body }, { placed: false, why }; or an exception, after which nobody knows.
 async function place(order, operationId) {
   let answer;
   try {
@@ -83,14 +85,14 @@ async function place(order, operationId) {
     });
   } catch (error) {
     // There was nobody to talk to. After any other failure the order may be on its way.
-    if (["ECONNREFUSED", "ENOTFOUND"].includes(error.cause?.code)) return { placed: false };
+    if (["ECONNREFUSED", "ENOTFOUND"].includes(error.cause?.code)) return { placed: false, why: UNREACHABLE };
     throw error;
   }
-  if (answer.status >= 400 && answer.status < 500) return { placed: false };
+  if (answer.status >= 400 && answer.status < 500) return { placed: false, why: REFUSED };
   const body = await answer.text();
   const success = answer.status === 200 ? JSON.parse(body).success : undefined;
   if (typeof success !== "boolean") throw new Error(`the exchange answered ${answer.status}`);
-  return { placed: success, body };
+  return { placed: success, body, why: REFUSED };
 }
 
 async function main(key, symbol, quantity) {
@@ -103,12 +105,14 @@ async function main(key, symbol, quantity) {
     const found = granted.takeover ? await find(granted.operation_id) : null;
     said = found === null ? await place(order, granted.operation_id) : { placed: true, body: found };
   } catch (error) {
-    await ask("doubt", { ...held, reason: "the exchange did not say" });
+    const told = await ask("doubt", { ...held, reason: "the exchange did not say" });
+    if (told.http !== 200) throw new Ended(1, `in doubt, not recorded: ${told.code}`);
     throw new Ended(11, `in doubt: ${granted.operation_id}: ${error.message}`);
   }
   if (!said.placed) {
-    await ask("release", { ...held, reason: "the exchange refused it" });
-    throw new Ended(30, "the exchange refused it");
+    const released = await ask("release", { ...held, reason: said.why });
+    if (released.http !== 200) throw new Ended(1, `${said.why}, not recorded: ${released.code}`);
+    throw new Ended(30, said.why);
   }
   const committed = await ask("commit", { ...held, outcome: { status: 200, body: said.body } });
   if (committed.result !== "committed") throw new Ended(1, `placed, not recorded: ${committed.code}`);

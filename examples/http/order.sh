@@ -5,7 +5,7 @@
 #
 # IDEMACTOR_URL and EXCHANGE_URL say where both are, IDEMACTOR_TOKEN who asks. Exit codes: 0 done, now or before, and
 # the answer that says so is printed; 10 somebody else is at it; 11 in doubt; 12 the key stands for another order;
-# 30 the exchange refused, nothing happened; 1 anything else.
+# 30 nothing happened: the exchange refused it, or cannot be reached; 1 anything else.
 set -u
 [ $# -eq 3 ] || { echo "usage: $0 KEY SYMBOL QUANTITY" >&2; exit 2; }
 key=$1 symbol=$2 quantity=$3
@@ -66,7 +66,7 @@ done
 token=$(member token) operation_id=$(member operation_id) takeover=$(member takeover)
 
 # What the exchange says goes into $work/filled; what became of the order into $placed: yes, no or unknown.
-placed=
+placed= why="the exchange refused it"
 if [ "$takeover" = true ]; then
     # An earlier attempt may have placed it: the exchange knows it by the operation id, the same for every attempt.
     found=$(curl -sS --max-time 5 -o "$work/filled" -w '%{http_code}' "$exchange/orders/$operation_id") || found=000
@@ -77,9 +77,10 @@ if [ -z "$placed" ]; then
         -H 'Content-Type: application/json' -d "{$order,\"client_order_id\":\"$operation_id\"}" "$exchange/orders")
     failure=$?
     # 6 and 7: there was nobody to talk to. After any other failure the order may be on its way.
-    case $failure in 0) ;; 6 | 7) said=refused ;; *) said=000 ;; esac
+    case $failure in 0) ;; 6 | 7) said=nobody ;; *) said=000 ;; esac
     case $said in
-    refused | 4??) placed=no ;;
+    nobody) placed=no why="the exchange cannot be reached" ;;
+    4??) placed=no ;;
     200)
         # No space and no line end may hide what it says.
         case $(tr -d ' \n' <"$work/filled") in
@@ -100,12 +101,12 @@ yes)
     exit 0
     ;;
 no)
-    settle release ',"reason":"the exchange refused it"' || exit 1
-    echo "the exchange refused it" >&2
+    settle release ",\"reason\":\"$why\"" || { echo "$why, not recorded: $status" >&2; exit 1; }
+    echo "$why" >&2
     exit 30
     ;;
 unknown)
-    settle doubt ',"reason":"the exchange did not say"' || exit 1
+    settle doubt ',"reason":"the exchange did not say"' || { echo "in doubt, not recorded: $status" >&2; exit 1; }
     echo "in doubt: $operation_id" >&2
     exit 11
     ;;

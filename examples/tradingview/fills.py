@@ -14,6 +14,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -227,6 +228,8 @@ def idemactor(exchange: str) -> Iterator[str]:
                 yield ready["gateway"]
             finally:
                 server.terminate()
+                # Ctrl-C, else, would take its folder away while it still writes there.
+                server.wait()
 
 
 def _ahead_s() -> float:
@@ -245,7 +248,8 @@ def main() -> int:
     straight, behind = Exchange(), Exchange()
     for exchange in (straight, behind):
         threading.Thread(target=exchange.serve_forever, daemon=True).start()
-    with idemactor(behind.address) as gateway, ThreadPoolExecutor(2) as pool:
+    pool = ThreadPoolExecutor(2)
+    with idemactor(behind.address) as gateway:
         without, with_it = pool.submit(send_all, straight.address), pool.submit(send_all, gateway)
         print(table(straight, behind, without.result(), with_it.result()))
     wrong = list(failures(behind.fills))
@@ -285,4 +289,11 @@ def table(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # The handler of Ctrl-C: however this ends, the server ends with it.
+        signal.signal(number, signal.default_int_handler)
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        # The senders' threads would go on for half a minute.
+        os._exit(130)

@@ -34,6 +34,7 @@ from idemactor.core.replies import (
 from idemactor.core.told import in_doubt, in_flight
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.gateway.authorize import PROCEED_DEFAULT, RESULT_HEADER, Question
+from idemactor.gateway.proxy.answers import CONTENTLESS
 from idemactor.gateway.proxy.headers import REPLAYED, REPLAYED_MARK
 from idemactor.gateway.source import Answers
 from idemactor.server.http_answers import Told, problem_told, refused, told
@@ -49,8 +50,6 @@ TAKEOVER_HEADER: Final = "Idempotency-Takeover"
 RETRY_MS: Final = 1_000
 """When to ask again where the second step does not find any more what the first one decided on."""
 
-_BODILESS: Final = frozenset({204, 205, 304})
-"""Statuses whose answers have no content (RFC 9110, sections 15.3.5, 15.3.6 and 15.4.5)."""
 _CONFLICT: Final = 409
 _TRANSFORMED: Final = 203
 """Non-Authoritative Information (RFC 9110, section 15.3.4): a success that something on the way has altered."""
@@ -175,13 +174,15 @@ def _replayed(outcome: Outcome, status: int) -> Told:
             media_type = value
         elif name.lower() in REPLAYED:
             kept.append((name, value))
-    if not _BODILESS.isdisjoint((status, outcome.status)):
+    if outcome.status in CONTENTLESS:
         return Told(status, "", b"", tuple(kept))
     return Told(status, media_type, outcome.body, tuple(kept))
 
 
 def _marked(answer: Told, word: str) -> Told:
-    return Told(answer.status, answer.media_type, answer.body, ((RESULT_HEADER, word), *answer.headers))
+    has_content = answer.status not in CONTENTLESS
+    media_type, body = (answer.media_type, answer.body) if has_content else ("", b"")
+    return Told(answer.status, media_type, body, ((RESULT_HEADER, word), *answer.headers))
 
 
 def _fitted(status: int, question: Question | None) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import accumulate
 from typing import Final
@@ -23,6 +23,7 @@ from idemactor import __version__
 from idemactor.core.queries import Inspected, OutboxCount
 from idemactor.core.tally import Tally, TallyKey
 from idemactor.core.trouble import Trouble
+from idemactor.errors import Code
 from idemactor.observability.observer import Observer
 from idemactor.observability.words import snake
 
@@ -54,6 +55,30 @@ class ShardStanding:
     inspected: Inspected | None
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What may be counted here, as far as it is known before anything happens.
+
+    It is counted as 0 from the start: a series that came to be with its first event would come with a value, and to
+    ``increase`` and ``rate`` that event, or the whole burst before the first scrape, would be none.
+
+    Attributes:
+        shards: The numbers of those that this process owns.
+        doors: The names of those that are open.
+        sources: The names of those that verify: of others nothing can be forged.
+        proxied: The namespaces of the reverse proxy's routes.
+        destinations: The namespaces whose intents are delivered from here.
+        deliveries: How a delivery may end.
+    """
+
+    shards: Sequence[int] = ()
+    doors: Sequence[str] = ()
+    sources: Sequence[str] = ()
+    proxied: Sequence[str] = ()
+    destinations: Sequence[str] = ()
+    deliveries: Sequence[str] = ()
+
+
 class _Histogram:
     """Counts values by upper bound."""
 
@@ -74,14 +99,23 @@ class _Histogram:
         return HistogramMetricFamily(name, help_text, buckets=buckets, sum_value=self._total)
 
 
+_NOTHING: Final = Expected()
+
+
 class Metrics(Observer, Collector):
     """An observer that counts what it sees, and the collector of the registry it lives in.
 
     Args:
+        expected: What is counted as 0 from the start.
         process: Also report this process's memory, CPU and descriptors.
+        seconds: A clock that only goes forward, for how long this has been counting.
     """
 
-    def __init__(self, *, process: bool = True) -> None:
+    def __init__(
+        self, expected: Expected = _NOTHING, *, process: bool = True, seconds: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._seconds = seconds
+        self._began_s = seconds()
         self._results: Counter[tuple[str, str]] = Counter()
         self._events: Counter[tuple[str, int]] = Counter()
         self._refused: Counter[tuple[str, str]] = Counter()
@@ -103,10 +137,22 @@ class Metrics(Observer, Collector):
         self._sync_s = _Histogram(SECONDS_BOUNDS)
         self._standings: Sequence[ShardStanding] | None = ()
         self._now_ms = 0
+        self._begin_at_nothing(expected)
         self.registry = CollectorRegistry()
         self.registry.register(self)
         if process:
             ProcessCollector(registry=self.registry)
+
+    def _begin_at_nothing(self, expected: Expected) -> None:
+        self._results.update(dict.fromkeys(((command, "QuotaExceeded") for command in _OF_NEW_KEYS), 0))
+        self._events.update(dict.fromkeys(((event, shard) for event in _EVENTS for shard in expected.shards), 0))
+        self._refused.update(dict.fromkeys(((door, code) for door in expected.doors for code in _OF_CALLERS), 0))
+        self._opened.update(dict.fromkeys(expected.doors, 0))
+        self._failed.update(dict.fromkeys(expected.doors, 0))
+        self._forged.update(dict.fromkeys(expected.sources, 0))
+        self._gateway.update(dict.fromkeys((("unprotected", space, "") for space in expected.proxied), 0))
+        delivered = (("deliveries", space, word) for space in expected.destinations for word in expected.deliveries)
+        self._dispatch.update(dict.fromkeys(delivered, 0))
 
     def render(self, standings: Sequence[ShardStanding], now_ms: int) -> bytes:
         """The whole exposition, as ``CONTENT_TYPE`` says.
@@ -248,6 +294,8 @@ class Metrics(Observer, Collector):
         build = GaugeMetricFamily("idemactor_build_info", "Which version runs.", labels=("version",))
         build.add_metric((__version__,), 1)
         yield build
+        uptime_s = round(self._seconds() - self._began_s, 3)
+        yield GaugeMetricFamily("idemactor_uptime_seconds", "Seconds since these counts began at 0.", value=uptime_s)
         if self._standings is not None:
             yield from standing_families(self._standings, self._now_ms)
 
@@ -303,6 +351,10 @@ _DISPATCH: Final = {
     "deliveries": "Attempts to deliver an intent, by how they ended.",
     "reconciled": "Questions to destinations about operations in doubt, by what came of them.",
 }
+_OF_NEW_KEYS: Final = ("Reserve", "Accept", "Dispatch")
+"""The commands that make a key, for which there may be no room."""
+_OF_CALLERS: Final = (Code.UNAUTHENTICATED.value, Code.FORBIDDEN.value)
+"""What callers are told who may not do what they ask."""
 _BREAKER_STATES: Final = ("closed", "open", "half_open")
 _EVENTS: Final = {
     "alarms_swept": "Alarms dealt with.",

@@ -158,6 +158,11 @@ class Authenticator:
                 found = principal
         return found
 
+    def is_ours(self, value: str) -> bool:
+        """Whether a field's value is somebody's bearer token here, for whoever hands fields on to others."""
+        match = _BEARER.fullmatch(value)
+        return match is not None and self.anonymous is None and self.authenticate(match[1]) is not None
+
     def from_header(self, values: Sequence[str]) -> Principal:
         """The principal of an HTTP request.
 

@@ -52,7 +52,6 @@ while several tenants are served, the third, while one of them asks for little b
 YOUNG_COMMANDS_MAX: Final = 192
 """After how many commands Python looks for cycles among what is new. It would by itself only once there are more
 objects than before: where as many go as come, as in an overload, more and more wait for that, and it takes 20 ms."""
-
 GLANCE_AFTER_S: Final = 0.005
 """For how long nothing was read of a tenant that is read between two looks: it asks for little."""
 

@@ -24,6 +24,7 @@ from idemactor.node import (
     keyring_of,
     log_observer_of,
     make_context,
+    make_metrics,
     make_office,
     make_proxy,
     make_shards,
@@ -165,7 +166,7 @@ async def _work_until(
         telemetry_of(given.config, worker) as telemetry,
         open_shards(given.directory, durability, keys, mine) as found,
     ):
-        metrics, census = Metrics(), SharedCensus()
+        metrics, census = make_metrics(given.config, mine), SharedCensus()
         metrics.registry.register(DiskMetrics(given.directory.path, given.directory.journal_path(mine[0])))
         observer = Observers(metrics, log_observer_of(given.config))
         clock = given.epoch.clock(await _latest_ms(found, given.epoch))

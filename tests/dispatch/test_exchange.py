@@ -202,6 +202,12 @@ async def test_an_answer_may_be_the_last_of_its_connection(way: str, pieces: lis
         ([b"\x00\x01 what?\r\n\r\n"], False),
         ([b"HTTP/1.1 101 Switching\r\n\r\n"], False),
         ([plain(b"half").replace(b"Length: 4", b"Length: -4")], False),
+        # What h11 would have mended, in one piece and in several.
+        ([plain(b"half").replace(b"\r\n", b"\n")], False),
+        (bytewise(plain(b"half").replace(b"\r\n\r\n", b"\r\nX-Folded: a\r\n b\r\n\r\n")), False),
+        ([b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\n\r\n"], False),
+        ([b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n0\r\n\n"], False),
+        ([b"HTTP/1.1 200 OK\r\nA: ", b"x" * 65_536, b"\r\nContent-Length: 4\r\n\r\nhalf"], False),
     ],
 )
 async def test_what_is_no_whole_answer_is_lost_and_not_unsent(way: str, pieces: list[bytes], closes: bool) -> None:

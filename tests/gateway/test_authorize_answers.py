@@ -162,7 +162,19 @@ def test_a_stored_answer_comes_back_byte_by_byte() -> None:
         ("Retry-After", "5"),
         ("Allow", ""),
     )
-    assert refusal_told(completed(204), COMMAND, Answers(), None).body == b""
+
+
+@pytest.mark.parametrize("status", [204, 205, 304])
+def test_what_has_no_content_is_told_without(status: int) -> None:
+    answers = answers_of(status)
+    asked = Question(proceed=201, with_success=True)
+    for question in (asked, None):
+        told = [refusal_told(completed(status), COMMAND, answers, question)]
+        told += [refusal_told(answer, COMMAND, answers, question) for answer in (*OTHERS, completed(200, omitted=True))]
+        told.append(error_told(RequestError(Code.IN_FLIGHT, "Why."), "/v1/a/authorize", answers, question))
+        for answer in told:
+            assert answer.status != status or (answer.media_type, answer.body) == ("", b"")
+        assert told[0].status == told[-1].status == status
 
 
 def test_what_a_record_says() -> None:

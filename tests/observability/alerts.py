@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,11 @@ ALERTS: Final[dict[str, dict[str, Any]]] = {
     rule["alert"]: rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]
 }
 
+BY_COUNTERS: Final = frozenset(
+    alert for alert, rule in ALERTS.items() if re.search(r"\b(increase|rate)\(", rule["expr"])
+)
+"""The alerts that something happened, rather than that something is so."""
+
 
 class Watcher:
     """Scrapes one server, and evaluates all rules each time, as Prometheus does."""
@@ -21,12 +27,22 @@ class Watcher:
     def __init__(self) -> None:
         self._history = History({"job": "idemactor", "instance": "here:8787"})
         self._found: list[tuple[float, dict[str, Vector]]] = []
+        self.fired: dict[str, float] = {}
+        """When each alert first fired that ever did."""
 
     def scrape(self, at_s: float, exposition: str | None) -> None:
         """What ``/metrics`` said at that time; None: it did not answer."""
         self._history.add(at_s, exposition)
         found = {name: evaluate(rule["expr"], self._history) for name, rule in ALERTS.items()}
         self._found.append((at_s, found))
+        for alert in ALERTS:
+            if self.firing(alert):
+                self.fired.setdefault(alert, at_s)
+
+    @property
+    def end_s(self) -> float:
+        """When it last looked."""
+        return self._found[-1][0]
 
     @property
     def names(self) -> set[str]:

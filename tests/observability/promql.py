@@ -77,13 +77,37 @@ class _Reader:
     # ------------------------------------------------------------------------------------------------------ grammar
 
     def expression(self) -> Value:
-        left = self.comparison()
-        while self.peek() in ("and", "unless"):
-            word, right = self.take(), self.comparison()
+        left = self.both()
+        while self.peek() == "or":
+            self.take()
+            right = self.both()
             assert isinstance(left, dict)
             assert isinstance(right, dict)
-            left = {labels: value for labels, value in left.items() if (labels in right) == (word == "and")}
+            left = right | left
         return left
+
+    def both(self) -> Value:
+        left = self.comparison()
+        while self.peek() in ("and", "unless"):
+            word, on, right = self.take(), self.on(), self.comparison()
+            assert isinstance(left, dict)
+            assert isinstance(right, dict)
+            there = {_only(labels, on) for labels in right}
+            left = {labels: value for labels, value in left.items() if (_only(labels, on) in there) == (word == "and")}
+        return left
+
+    def on(self) -> frozenset[str] | None:
+        """The labels that both sides are compared by; None: all."""
+        if self.peek() != "on":
+            return None
+        self.take()
+        self.take("(")
+        names = [self.take()]
+        while self.peek() == ",":
+            self.take()
+            names.append(self.take())
+        self.take(")")
+        return frozenset(names)
 
     def comparison(self) -> Value:
         left = self.sum()
@@ -170,6 +194,11 @@ class _Reader:
             grew = sum(value - before if value >= before else value for (_, before), (_, value) in pairs)
             vector[labels] = grew / (found[-1][0] - found[0][0]) * (1 if per_second else over_s)
         return vector
+
+
+def _only(labels: Labels, names: frozenset[str] | None) -> Labels:
+    """A label that is missing is as good as an empty one, to Prometheus."""
+    return labels if names is None else frozenset((name, value) for name, value in labels if name in names and value)
 
 
 def _match(labels: Labels, wanted: list[tuple[str, str, str]]) -> bool:

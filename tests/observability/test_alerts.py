@@ -7,6 +7,7 @@ processes or sockets (a server or a worker that is away, a gateway) are in ``tes
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Awaitable, Callable
@@ -25,12 +26,14 @@ from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.source import Verify
 from idemactor.gateway.verify import Scheme
 from idemactor.observability.disk import DiskMetrics
+from idemactor.observability.metrics import Metrics
 from idemactor.shard.actor import Shard
 from idemactor.storage.base import CommitResult
 from idemactor.storage.memory import Fault
 from tests.cli.documented import commands_of, parse, takes_namespace
 from tests.gateway.payloads import payloads, request_members
-from tests.observability.alerts import ALERTS, Watcher
+from tests.observability.alerts import ALERTS, BY_COUNTERS, Watcher
+from tests.observability.promql import seconds
 from tests.server.rig import POLICIES, TOKENS, Rig, running
 from tests.server.test_http_app import Client, bearer
 
@@ -199,25 +202,119 @@ CONDITIONS: Final[dict[str, Condition]] = {
     "IdemactorDiskFilling": disk_fills,
 }
 
+LASTING: Final = frozenset({"IdemactorOverloaded", "IdemactorDiskSlow", "IdemactorCallersRefused"})
+"""The alerts by counters about what lasts: to them a burst is none, as their ``for`` says."""
+AT_ONCE: Final = sorted(BY_COUNTERS - LASTING)
+"""The others: one event, or one burst, is reason enough."""
+BURST: Final = 5
 
-async def watch(clock: MockClock, condition: Condition) -> Watcher:
-    """Twenty minutes in the life of a server."""
+
+async def watch(
+    clock: MockClock,
+    condition: Condition,
+    *,
+    minutes: int = MINUTES,
+    looks_from: int = 0,
+    watcher: Watcher | None = None,
+    among_workers: bool = False,
+) -> Watcher:
+    """Some minutes in the life of a server, by default twenty.
+
+    Args:
+        looks_from: The first minute with a scrape.
+        watcher: Has watched its life before the restart.
+        among_workers: It is the second of two processes, and tells of both.
+    """
     policies = {**POLICIES, "hold": Policy(lease_ms=5_000, on_lease_expiry=OnLeaseExpiry.HOLD)}
     verify = Verify(Scheme.GITHUB, ("S",), ("made-up-github-secret",))
     sources = {"github": replace(SHIPPED["github"], verify=verify)}
-    watcher = Watcher()
+    watcher = watcher or Watcher()
     async with running(clock, tokens=TOKENS, policies=policies, sources=sources, mailbox_max=MAILBOX) as rig:
+        if among_workers:
+            rig.context.reports = functools.partial(two_reports, Metrics(process=False), rig.context.metrics)
         patient = Patient(rig, Client(rig))
-        for patient.minute in range(MINUTES):
+        for patient.minute in range(minutes):
             with trio.move_on_after(4_000):
                 await condition(patient)
             with trio.move_on_after(5):
                 await work(patient)
-            scraped = await patient.client.get("/metrics", headers=bearer("metrics-token"))
-            assert scraped.status == 200
-            watcher.scrape(rig.context.now_ms() / 1_000, scraped.body.decode())
+            if patient.minute >= looks_from:
+                scraped = await patient.client.get("/metrics", headers=bearer("metrics-token"))
+                assert scraped.status == 200
+                watcher.scrape(trio.current_time(), scraped.body.decode())
             await trio.sleep(60)
     return watcher
+
+
+async def two_reports(first: Metrics, second: Metrics) -> dict[int, str | None]:
+    return {0: first.counted(), 1: second.counted()}
+
+
+def once(alert: str, minute: int) -> Condition:
+    """It happens some times in that minute, before its scrape, and never again."""
+
+    async def burst(patient: Patient) -> None:
+        if patient.minute == minute:
+            for _ in range(BURST):
+                await CONDITIONS[alert](patient)
+        else:
+            for place in patient.rig.context.router.shards:
+                assert isinstance(place, Shard)
+                place._engine.last_sync_s = 0.0
+
+    return burst
+
+
+@pytest.mark.parametrize("among_workers", [False, True], ids=["one_process", "workers"])
+@pytest.mark.parametrize("minute", [0, 2, 16], ids=["before_the_first_scrape", "after_it", "later"])
+@pytest.mark.parametrize("alert", [alert for alert in AT_ONCE if alert in CONDITIONS])
+async def test_one_burst_is_enough(alert: str, minute: int, among_workers: bool, autojump_clock: MockClock) -> None:
+    watcher = await watch(autojump_clock, once(alert, minute), minutes=minute + 1, among_workers=among_workers)
+    assert watcher.fired.get(alert) == watcher.end_s, "it fires at the first scrape after it, and no sooner"
+
+
+@pytest.mark.parametrize("alert", [alert for alert in AT_ONCE if alert in CONDITIONS])
+async def test_as_large_a_burst_as_before_the_restart_is_enough(alert: str, autojump_clock: MockClock) -> None:
+    """A counter that begins anew, and comes to where it had been before anybody looks, has not grown."""
+    watcher = await watch(autojump_clock, once(alert, 0), minutes=MINUTES)
+    assert not watcher.firing(alert)
+    await watch(autojump_clock, once(alert, 0), minutes=1, watcher=watcher)
+    assert watcher.firing(alert)
+
+
+@pytest.mark.parametrize("alert", [alert for alert in AT_ONCE if alert in CONDITIONS])
+async def test_what_happened_long_before_anybody_looked_is_over(alert: str, autojump_clock: MockClock) -> None:
+    """A Prometheus that comes to a server which has counted for long knows no more than that."""
+    assert alert not in (await watch(autojump_clock, once(alert, 0), looks_from=MINUTES - 3)).fired
+
+
+@pytest.mark.parametrize("alert", sorted(LASTING))
+async def test_what_lasts_is_told_and_a_burst_is_not(alert: str, autojump_clock: MockClock) -> None:
+    for minute in (0, 3):
+        assert alert not in (await watch(autojump_clock, once(alert, minute))).fired
+    begins, for_min = 3, seconds(ALERTS[alert]["for"]) // 60
+
+    async def lasts(patient: Patient) -> None:
+        if patient.minute >= begins:
+            await CONDITIONS[alert](patient)
+
+    watcher = await watch(autojump_clock, lasts, minutes=begins + for_min + 1)
+    assert watcher.firing(alert), "from its first scrape on, also where nothing of the kind had been counted before"
+
+
+def test_what_goes_by_increase_asks_for_what_a_young_process_counted() -> None:
+    """With one range for both, so that neither leaves a gap."""
+    found = {}
+    for alert in [alert for alert in ALERTS if "increase(" in ALERTS[alert]["expr"]]:
+        told = re.fullmatch(
+            r"increase\((?P<of>.+)\[(?P<range>\w+)\]\) (?P<more>> \d+) or (?P=of) (?P=more)"
+            r" and on\(job, instance, worker\) idemactor_uptime_seconds < (?P<young>\d+)",
+            ALERTS[alert]["expr"],
+        )
+        assert told is not None, alert
+        found[alert] = seconds(told["range"]) == int(told["young"])
+    assert found.keys() >= set(AT_ONCE)
+    assert all(found.values()), found
 
 
 @pytest.mark.parametrize("alert", CONDITIONS)

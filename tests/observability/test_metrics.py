@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from idemactor.core.queries import Inspected
 from idemactor.core.tally import Tally
-from idemactor.observability.metrics import BATCH_BOUNDS, CONTENT_TYPE, Metrics, ShardStanding
+from idemactor.errors import Code
+from idemactor.observability.metrics import BATCH_BOUNDS, CONTENT_TYPE, Expected, Metrics, ShardStanding
 from idemactor.observability.observer import Observer
 
 STATES: Final = ("closed", "open", "half_open")
@@ -41,7 +42,7 @@ def value(found: Samples, name: str, **labels: str) -> float:
 
 @pytest.fixture
 def metrics() -> Metrics:
-    return Metrics(process=False)
+    return Metrics(process=False, seconds=lambda: 5.0)
 
 
 def test_commands_are_counted_by_result(metrics: Metrics) -> None:
@@ -52,6 +53,37 @@ def test_commands_are_counted_by_result(metrics: Metrics) -> None:
     assert value(found, "commands_total", command="reserve", result="in_flight") == 2
     assert value(found, "commands_total", command="forget", result="quota_exceeded") == 1
     assert value(found, "rule_changes_total") == 3
+
+
+def test_what_may_be_counted_begins_at_nothing() -> None:
+    """Else the first of its kind would be no increase, to an alert."""
+    expected = Expected(range(2), ("http",), ("github",), ("shop",), ("orders",), ("failed", "in_doubt"))
+    metrics = Metrics(expected, process=False)
+    born = {name: v for name, v in samples(metrics).items() if name[0].endswith("_total") and name[1]}
+    assert set(born.values()) == {0}
+    told = {f"{name.removeprefix('idemactor_')}{dict(sorted(labels))}" for name, labels in born}
+    assert {
+        "shard_batch_failures_total{'shard': '1'}",
+        "shard_reload_failures_total{'shard': '0'}",
+        "commands_total{'command': 'accept', 'result': 'quota_exceeded'}",
+        "refused_total{'code': 'IDEMPOTENCY_UNAUTHENTICATED', 'door': 'http'}",
+        "connection_failures_total{'door': 'http'}",
+        "forged_total{'source': 'github'}",
+        "gateway_unprotected_total{'namespace': 'shop'}",
+        "deliveries_total{'namespace': 'orders', 'result': 'in_doubt'}",
+    } <= told
+    metrics.batch_failed(1, 9, None)
+    metrics.refused("http", Code.FORBIDDEN)
+    found = samples(metrics)
+    assert [value(found, "shard_batch_failures_total", shard=str(n)) for n in range(2)] == [0, 1]
+    assert value(found, "refused_total", door="http", code="IDEMPOTENCY_FORBIDDEN") == 1
+
+
+def test_how_long_it_has_counted() -> None:
+    now_s = 70.0
+    metrics = Metrics(process=False, seconds=lambda: now_s)
+    now_s = 72.5
+    assert value(samples(metrics), "uptime_seconds") == 2.5
 
 
 def test_batches_are_measured(metrics: Metrics) -> None:

@@ -33,8 +33,21 @@ def test_selectors_and_comparisons() -> None:
     assert values("1 + a * 2", found) == [7, 11]
     assert values("a unless b", found) == [5]
     assert values("a > 1 and b == 1", found) == [3]
+    assert values("a > 4 or b == 1", found) == [1, 5]
+    # What both have is the left one's, and "or" binds less than "and".
+    assert values("a + 1 > 0 or a", found) == [4, 6]
+    assert values("b > 0 or a > 0 and b > 1", found) == [1]
     assert values('up{job="j"} == 1', found) == [1]
     assert values("nothing > 0", found) == []
+
+
+def test_only_some_labels_are_compared() -> None:
+    found = history('a{x="1",shard="7"} 3;a{x="2",shard="8"} 5;a 9;b{x="1"} 1;c 1')
+    assert values("a and on(x) b", found) == [3]
+    assert values("a unless on(j, x) b", found) == [5, 9]
+    # One that neither has is the same in both.
+    assert values("a and on(j, x) c", found) == [9]
+    assert values("a and on(job) c", found) == [3, 5, 9]
 
 
 def test_counters_grow_and_begin_anew() -> None:

@@ -23,7 +23,7 @@ from idemactor.core.policy import OnDuplicate, Policy
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.resolve import resolver_of
 from idemactor.gateway.source import Source
-from idemactor.observability.metrics import Metrics
+from idemactor.observability.metrics import Expected, Metrics
 from idemactor.observability.observer import Observer, Observers
 from idemactor.server.auth import Authenticator, TokenEntry
 from idemactor.server.context import ServerContext
@@ -89,9 +89,12 @@ async def running(
     watch: Watch | None = None,
     observer: Observer | None = None,
     tracing: Tracing | None = None,
+    proxied: Sequence[str] = (),
 ) -> AsyncIterator[Rig]:
     """A context whose shards run on ``clock``; ``run=False``: their tasks never start, so that none answers."""
-    metrics = Metrics(process=False)
+    verifying = [name for name, source in sources.items() if source.verify is not None]
+    expected = Expected(shards=range(shards), doors=("http", "rpc"), sources=verifying, proxied=proxied)
+    metrics = Metrics(expected, process=False, seconds=clock.current_time)
     census, rng = Census(), random.Random(7)
     time = Clock(START_MS, clock.current_time)
     bell, sequencer = Bell(), Sequencer(time.now_us)

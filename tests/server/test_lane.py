@@ -23,6 +23,7 @@ from idemactor.server.lane import (
     SHARED_LOOK_MS_MAX,
     SHARED_READ_BYTES,
     WORKER_READ_BYTES,
+    YOUNG_COMMANDS_MAX,
     Lane,
 )
 from idemactor.shard.company import Company
@@ -123,6 +124,19 @@ async def test_what_one_look_brings_goes_to_the_shards_together() -> None:
             # Outside of a look nothing waits for one.
             lane.route([ENVELOPE])
             assert routed == [10, 1]
+
+
+async def test_python_looks_for_cycles_after_so_many_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    generations: list[int] = []
+    monkeypatch.setattr("idemactor.server.lane.gc.collect", generations.append)
+    lane = Lane(taking([]))
+    with pair() as (ours, theirs):
+        lane.watch(ours.fileno(), Reader(lane, envelopes=YOUNG_COMMANDS_MAX // 2))
+        async with reading(lane):
+            for _ in range(6):
+                theirs.send(b"x")
+                await settled()
+    assert generations == [0] * 3
 
 
 async def test_the_end_is_told_once_and_after_everything_that_was_sent() -> None:

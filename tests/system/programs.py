@@ -35,6 +35,19 @@ def listening(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+def alive(pid: int) -> bool:
+    """Whether it runs; one that has ended, and that nobody has waited for yet, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    """The processes that its main thread started, and that are there yet."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 @contextlib.contextmanager
 def started(
     command: Sequence[str], port: int, extra: Mapping[str, str] | None = None

@@ -3,13 +3,49 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
+from typing import Final
 
-from tests.observability.alerts import ALERTS, Watcher
+import pytest
+
+from tests.observability.alerts import ALERTS, BY_COUNTERS, Watcher
 from tests.system.clients import HttpClient, Lost
 from tests.system.process import Server
 from tests.system.worker_server import Workers
+
+EVERYTHING: Final = """
+[namespaces.default]
+[namespaces.orders]
+on_unavailable = "open"
+[namespaces.orders.dispatch]
+url = "http://127.0.0.1:9/orders"
+[sources.github]
+verify = { secret_env = "SECRET" }
+[gateway]
+bind = ["127.0.0.1:0"]
+[[gateway.routes]]
+prefix = "/orders"
+upstream = "http://127.0.0.1:9"
+namespace = "orders"
+auth = "open"
+tenant = "default"
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_alerts_count_is_there_before_anything_happened(workers: int, home: Path) -> None:
+    """Else its first count would be no increase."""
+    # Of a histogram there is no such series to come: it has no labels.
+    series = re.findall(r"idemactor_\w+_total", " ".join(ALERTS[alert]["expr"] for alert in BY_COUNTERS))
+    with Workers(home, workers, EVERYTHING, extra={"SECRET": "s" * 32}) as server:
+        text = metrics_of(server, server.http) or ""
+        assert {name for name in series if not re.search(rf"^{name}(\{{.*\}})? 0\.0$", text, re.MULTILINE)} == set()
+        shards = re.findall(r'^idemactor_shard_batch_failures_total\{.*shard="(\d+)".*\} 0\.0$', text, re.MULTILINE)
+        assert sorted(shards) == [str(shard) for shard in range(6)], "each of its owner alone"
+        assert text.count("\nidemactor_uptime_seconds") == workers
+        assert server.terminate() == 0
 
 
 def metrics_of(server: Server, address: str) -> str | None:

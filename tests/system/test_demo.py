@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from tests.system.process import environment
-from tests.system.programs import EXAMPLES
+from tests.system.process import environment, eventually
+from tests.system.programs import EXAMPLES, PATIENCE_S, alive, children_of
 
 PROGRAM = EXAMPLES / "tradingview" / "fills.py"
 
@@ -28,6 +32,22 @@ def test_nothing_is_filled_twice_behind_the_proxy() -> None:
     wanted, without, with_it = map(int, total[1:])
     assert wanted == with_it
     assert without > 2 * wanted
+
+
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_its_server_ends_with_it(ended_by: signal.Signals, tmp_path: Path) -> None:
+    told = environment({"TMPDIR": str(tmp_path)})
+    with subprocess.Popen([sys.executable, str(PROGRAM)], stdout=subprocess.DEVNULL, env=told) as demo:
+        eventually(lambda: any(tmp_path.rglob("*.db")), PATIENCE_S)
+        [server] = children_of(demo.pid)
+        os.kill(demo.pid, ended_by)
+        try:
+            assert demo.wait(PATIENCE_S) == 130
+            assert not alive(server)
+            assert list(tmp_path.iterdir()) == []
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(server, signal.SIGKILL)
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ from tests.system.programs import (
     EXAMPLES,
     PATIENCE_S,
     FakeExchange,
+    alive,
+    children_of,
     fake_exchange,
     free_port,
     go_environment,
@@ -227,28 +229,62 @@ def test_a_takeover_asks_the_exchange_first(server: Server, exchange: FakeExchan
     assert exchange.fills("SLOW") == fills
 
 
-def test_the_demo_runs_both(server: Server) -> None:
+@dataclass(frozen=True)
+class Demo:
+    """Gateway and exchange, as one command starts them."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    exchange_port: int
+    children: Sequence[int]
+
+    def send(self, order: Mapping[str, Any]) -> httpx.Response:
+        return httpx.post(f"http://127.0.0.1:{self.port}/webhook", json=order, timeout=PATIENCE_S)
+
+    def fills(self, symbol: str) -> int:
+        return int(httpx.get(f"http://127.0.0.1:{self.exchange_port}/fills").json().get(symbol, 0))
+
+
+@pytest.fixture
+def demo(server: Server) -> Iterator[Demo]:
     port, exchange_port = free_port(), free_port()
     told = {
         "GATEWAY_BIND": f"127.0.0.1:{port}",
         "EXCHANGE_ADDRESS": f"127.0.0.1:{exchange_port}",
         "IDEMACTOR_ADDRESS": server.rpc,
     }
-    with started([sys.executable, str(EXAMPLES / "webhook_gateway" / "demo.py")], port, told) as demo:
-        symbol = unique("DEMO")
-        eventually(lambda: httpx.post(f"http://127.0.0.1:{port}/webhook", json=order(symbol)).status_code == 200)
-        fills = httpx.get(f"http://127.0.0.1:{exchange_port}/fills").json()
-        assert fills[symbol] == 1
-        # As Ctrl-C does it: to the demo and to what it started. Its exchange goes with it.
-        os.kill(demo.pid, signal.SIGINT)
-        for child in children_of(demo.pid):
-            os.kill(child, signal.SIGINT)
-        assert demo.wait(PATIENCE_S) == 0
-    assert not listening(exchange_port)
+    with started([sys.executable, str(EXAMPLES / "webhook_gateway" / "demo.py")], port, told) as process:
+        eventually(lambda: listening(exchange_port))
+        children = children_of(process.pid)
+        assert len(children) == 2
+        yield Demo(process, port, exchange_port, children)
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
-def children_of(pid: int) -> list[int]:
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+@pytest.mark.parametrize("ended_by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_demo_runs_both_and_leaves_neither(demo: Demo, ended_by: signal.Signals) -> None:
+    symbol = unique("DEMO")
+    eventually(lambda: demo.send(order(symbol)).status_code == 200)
+    assert demo.fills(symbol) == 1
+    os.kill(demo.process.pid, ended_by)
+    assert demo.process.wait(PATIENCE_S) == 0
+    assert not any(map(alive, demo.children))
+
+
+def test_what_the_demo_has_begun_comes_to_its_end(demo: Demo) -> None:
+    """On Ctrl-C, which a terminal sends to all processes of the demo's group."""
+    pid = demo.process.pid
+    with ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(demo.send, order("SLOW"))
+        eventually(lambda: demo.fills("SLOW") == 1)
+        for one in [pid, *demo.children]:
+            if os.getpgid(one) == os.getpgid(pid):
+                os.kill(one, signal.SIGINT)
+        answer = sent.result()
+    assert (answer.status_code, answer.json()["success"]) == (200, True)
+    assert demo.process.wait(PATIENCE_S) == 0
 
 
 # ----------------------------------------------------------------------------------------------- over plain HTTP
@@ -267,10 +303,15 @@ class Program:
         return subprocess.Popen(command, env=told, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run(self, key: str, symbol: str, quantity: str = "1", **more: str) -> tuple[int, str]:
+        code, said, _ = self.end(key, symbol, quantity, **more)
+        return code, said
+
+    def end(self, key: str, symbol: str, quantity: str = "1", **more: str) -> tuple[int, str, str]:
+        """The same, and what it complained of last."""
         with self.start(key, symbol, quantity, **more) as process:
             said, complaint = process.communicate(timeout=PATIENCE_S)
             print(complaint, file=sys.stderr)
-            return process.returncode, said
+            return process.returncode, said, (complaint.splitlines() or [""])[-1]
 
 
 @pytest.fixture(scope="module")
@@ -334,14 +375,16 @@ def test_three_at_once(program: Program, exchange: FakeExchange) -> None:
 @pytest.mark.parametrize("symbol", ["REFUSED", "SOFT"])
 def test_released(program: Program, exchange: FakeExchange, symbol: str) -> None:
     key = unique("released-")
-    assert program.run(key, symbol)[0] == 30
-    assert program.run(key, symbol)[0] == 30
+    for _ in range(2):
+        code, _, complaint = program.end(key, symbol)
+        assert (code, complaint) == (30, "the exchange refused it")
     assert exchange.fills(symbol) == 0
 
 
 def test_released_where_nobody_listens(program: Program) -> None:
     key, nobody = unique("nobody-"), f"http://127.0.0.1:{free_port()}"
-    assert program.run(key, "X", EXCHANGE_URL=nobody)[0] == 30
+    code, _, complaint = program.end(key, "X", EXCHANGE_URL=nobody)
+    assert (code, complaint) == (30, "the exchange cannot be reached")
     assert program.run(key, "X")[0] == 0
 
 
@@ -351,6 +394,18 @@ def test_in_doubt(program: Program, exchange: FakeExchange, symbol: str, fills: 
     assert program.run(key, symbol)[0] == 11
     assert program.run(key, symbol)[0] == 11
     assert exchange.fills(symbol) == before + fills
+
+
+def test_what_could_not_be_recorded_is_said(program: Program, server: Server, exchange: FakeExchange) -> None:
+    """Somebody else has ended the attempt meanwhile: nobody is to read that it is in doubt, or may be sent again."""
+    key, before = unique("unrecorded-"), exchange.fills("HANG")
+    with program.start(key, "HANG", EXCHANGE_TIMEOUT_S="3") as process, server.http_client() as client:
+        eventually(lambda: exchange.fills("HANG") == before + 1)
+        token = client.call("get", "trade", key=key).members["record"]["token"]
+        assert client.call("commit", "trade", key=key, token=token).status == 200
+        _, complaint = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 1
+    assert "not recorded: " in complaint.splitlines()[-1]
 
 
 def test_in_flight(program: Program, server: Server, exchange: FakeExchange) -> None:

@@ -7,6 +7,8 @@ import gzip
 import hashlib
 import http.client
 import re
+import shutil
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -24,8 +26,8 @@ from tests.system.forward_auth.application import Application
 from tests.system.forward_auth.gateways import CADDY, ENVOY, KINDS, NGINX, SERVER_CONFIG, TOKEN, TRAEFIK, Gateway, Kind
 from tests.system.forward_auth.gateways import running as gateway_running
 from tests.system.forward_auth.relay import Relay
-from tests.system.process import Server, eventually
-from tests.system.programs import PATIENCE_S, free_port
+from tests.system.process import Server, environment, eventually
+from tests.system.programs import PATIENCE_S, free_port, installed
 
 OTHER_TOKEN: Final = "of-another-tenant"
 OTHER: Final = f"""
@@ -551,3 +553,31 @@ def test_a_body_that_is_too_large_to_ask_about(site: Site) -> None:
     assert answer.status_code == (413 if site.kind is ENVOY else 401)
     assert not (site.kind is TRAEFIK and answer.content)
     assert not [seen for seen in site.application.seen if seen.body == body]
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_what_the_documented_commands_leave_is_no_change_of_the_tree(kind: Kind, tmp_path: Path) -> None:
+    """The files that a server and a gateway write where docs/gateways.md starts them are in ``.gitignore``."""
+    root = Path(__file__).resolve().parents[2]
+    shutil.copy(root / ".gitignore", tmp_path)
+    folder = Path(shutil.copytree(root / "examples" / "gateways", tmp_path / "examples" / "gateways"))
+    own = {"server.toml", "server.log", f"{kind}/log"}
+    git = [installed("git", "git"), "-C", str(tmp_path)]
+    subprocess.run([*git, "init", "--quiet"], env=environment(), check=True)
+    subprocess.run([*git, "add", "."], env=environment(), check=True)
+    with (
+        Server(folder, SERVER_CONFIG, data_dir="") as server,
+        Application() as application,
+        gateway_running(kind, folder / kind.name, server.http, application.address) as gateway,
+    ):
+        # More than is kept in memory.
+        gateway.send("POST", "/elsewhere", body=b"x" * 100_000)
+        status = [*git, "status", "--porcelain", "--untracked-files=all"]
+        said = subprocess.run(status, env=environment(), check=True, capture_output=True, text=True).stdout
+    found = {line[3:].removeprefix("examples/gateways/") for line in said.splitlines() if line.startswith("??")}
+    assert own <= found, "what the test itself leaves is seen"
+    assert {name for name in found - own if not name.startswith("caddy/caddy/")} == set()
+    assert (folder / "data").is_dir()
+    if kind is NGINX:
+        assert (folder / "nginx" / "nginx.pid").exists()
+        assert (folder / "nginx" / "proxy").is_dir()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ class Workers(Server):
         shards: Of a new directory.
         http: See ``Server``.
         rpc: See ``Server``.
+        extra: See ``Server``.
     """
 
     def __init__(
@@ -37,10 +38,11 @@ class Workers(Server):
         shards: int = 6,
         http: Sequence[str] = ("127.0.0.1:0",),
         rpc: Sequence[str] = ("127.0.0.1:0",),
+        extra: Mapping[str, str] | None = None,
     ) -> None:
         self.workers = workers
         self._shards = shards
-        super().__init__(home, config, http=http, rpc=rpc)
+        super().__init__(home, config, http=http, rpc=rpc, extra=extra)
 
     def start(self, *, shards: int | None = None) -> Workers:
         self._environment["IDEMACTOR_SERVER__WORKERS"] = str(self.workers)

@@ -20,7 +20,13 @@ from idemactor.wire.problems import MEDIA_TYPE, problem
 from idemactor.wire.refusals import detail_of, refusal_of, retry_after_s
 from idemactor.wire.requests import Dialect
 
-_BODILESS: Final = frozenset({204, 304})
+UNFRAMED: Final = frozenset({204, 304})
+"""Statuses whose answers end with their head, whatever length that tells (RFC 9112, section 6.3)."""
+RESET: Final = 205
+"""The status whose answers have an end like all others, and nothing before it (RFC 9110, section 15.3.6)."""
+CONTENTLESS: Final = UNFRAMED | {RESET}
+"""Statuses whose answers have no content."""
+
 _FINAL_FROM: Final = 200
 _REFUSALS_FROM: Final = 400
 
@@ -37,7 +43,12 @@ class Whole:
     @property
     def bodiless(self) -> bool:
         """Whether its status has neither a body nor a length (RFC 9110, sections 15.3.5 and 15.4.5)."""
-        return self.status in _BODILESS
+        return self.status in UNFRAMED
+
+    @property
+    def content(self) -> bytes:
+        """What is sent of its body: nothing where its status has no content."""
+        return b"" if self.status in CONTENTLESS else self.body
 
 
 def replay(answer: Completed, told_as: Answers) -> Whole:

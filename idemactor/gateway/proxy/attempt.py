@@ -157,7 +157,8 @@ class Attempt:
 
         # Only a caller that waits is watched: to all others it is the same whether they are still there.
         answer = await (self.meanwhile(ask, caller.hang_up) if command.wait_ms else ask())
-        if answer is None and caller.hung_up:
+        # A shard sends away whoever left, and does not look at the key for that.
+        if caller.hung_up and (answer is None or isinstance(answer, Overloaded | Unavailable)):
             return await desk.look(command, patience_ms)
         return answer
 
@@ -288,11 +289,9 @@ class Attempt:
 def _outgoing(office: Office, request: RawRequest, peer: Peer, own: Pairs) -> Outgoing:
     """The request as the upstream gets it; what it says of itself with our authority is ours alone."""
     route = office.route
-    # The key survives a Connection field that names it: what is ours is added to what is left.
     pairs = headers.end_to_end(headers.without_decisions(request.headers, route.operation_header))
-    pairs = headers.forwarded(pairs, peer)
-    keys = tuple(pair for pair in request.headers if pair[0].lower() == "idempotency-key")
-    pairs = (*headers.without(pairs, "content-length", "expect", "idempotency-key"), *keys)
+    # What is ours is added to what is left, so that no Connection field takes it out.
+    pairs = headers.without(headers.forwarded(pairs, peer), "content-length", "expect")
     if route.success is not None and own:
         pairs = headers.readable(pairs)
     hosts = [pair for pair in pairs if pair[0].lower() == "host"]

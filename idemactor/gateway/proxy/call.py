@@ -3,7 +3,8 @@
 Everything that fails before the first byte of a request could have left is ``NotSent``: the effect surely did not
 happen. Everything after that is ``Lost``: nobody knows. There is no third case.
 
-Answers are read by h11, whose state machine knows where the answers to HEAD, 204 and 304 end.
+Answers are read by h11, whose state machine knows where the answers to HEAD, 204 and 304 end, once their heads were
+found to be such as everybody reads alike (``answer_head.py``).
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from typing import Final
 import h11
 import trio
 
+from idemactor.gateway.proxy.answer_head import AnswerHeads, Ending, Unreadable
+from idemactor.gateway.proxy.answers import UNFRAMED
 from idemactor.gateway.proxy.headers import Pairs, encoded
-from idemactor.gateway.proxy.limits import INFORMATIONAL_MAX, READ_BYTES
+from idemactor.gateway.proxy.limits import ANSWER_HEADER_BYTES_MAX, INFORMATIONAL_MAX, READ_BYTES
 from idemactor.observability.logs import log_event
 
 AT_ONCE_BYTES: Final = 65_536
@@ -75,6 +78,7 @@ class Link:
     stream: trio.abc.Stream
     protocol: h11.Connection
     idle_since: float = 0.0
+    head_bytes_max: int = ANSWER_HEADER_BYTES_MAX
     _fd: int | None = field(init=False, default=None)
     _poll: select.poll | None = field(init=False, default=None)
 
@@ -132,8 +136,11 @@ class Call:
         self.reused = reused
         self._link = link
         self._protocol = link.protocol
+        self._method = outgoing.method
         self._sent = False
         self._ended = False
+        self._heads = AnswerHeads(link.head_bytes_max)
+        self._ending: Ending | None = None
         self._sending = trio.CancelScope()
         has_length = bool(outgoing.body) or outgoing.method not in ("GET", "HEAD", "DELETE", "OPTIONS", "TRACE")
         length = (("Content-Length", str(len(outgoing.body))),) if has_length else ()
@@ -163,7 +170,7 @@ class Call:
     def take_over(self, arrived: bytes, *, sent: bool) -> None:
         """Somebody else sent the request, as a whole or not, and ``arrived`` is how the answer begins."""
         self._sent = sent
-        self._protocol.receive_data(arrived)
+        self._heads.add(arrived)
 
     async def head(self, inform: Callable[[AnswerHead], Awaitable[None]]) -> AnswerHead:
         """The head of the answer; ``inform`` gets what comes before it, 100 left out.
@@ -172,8 +179,11 @@ class Call:
             Lost: The connection ended, or what came is no answer.
         """
         for _ in range(INFORMATIONAL_MAX + 1):
-            event = await self._next()
+            event = await self._next_head()
             if isinstance(event, h11.Response):
+                is_framed = event.status_code not in UNFRAMED and self._method != "HEAD"
+                self._ending = Ending() if self._heads.is_chunked and is_framed else None
+                self._take(self._heads.rest())
                 return _head(event)
             if not isinstance(event, h11.InformationalResponse):
                 break
@@ -190,6 +200,8 @@ class Call:
         parts = []
         while (event := self._event()) is not None:
             if isinstance(event, h11.EndOfMessage):
+                if self._ending is not None and not self._ending.is_plain(len(self._protocol.trailing_data[0])):
+                    raise _ambiguous("a line at its end does not end with CR LF")
                 self._ended = True
                 break
             assert isinstance(event, h11.Data)
@@ -202,7 +214,11 @@ class Call:
         Raises:
             Lost: The connection ended before the body did, or broke its framing.
         """
-        await self._receive()
+        piece = await self._link.receive()
+        if piece:
+            self._take(piece)
+        else:
+            self._protocol.receive_data(b"")
         return self.arrived()
 
     def finish(self) -> bool:
@@ -217,13 +233,25 @@ class Call:
         protocol.start_next_cycle()
         return True
 
-    async def _next(self) -> h11.Event:
-        while (event := self._event()) is None:
-            await self._receive()
-        return event
+    async def _next_head(self) -> h11.Event | None:
+        """Raises: Lost."""
+        try:
+            while (head := self._heads.next()) is None:
+                piece = await self._link.receive()
+                if not piece:
+                    raise Lost("the upstream closed the connection before its answer began, or in its header")
+                self._heads.add(piece)
+        except Unreadable as error:
+            raise _ambiguous(str(error)) from None
+        self._protocol.receive_data(head)
+        return self._event()
 
-    async def _receive(self) -> None:
-        self._protocol.receive_data(await self._link.receive())
+    def _take(self, piece: bytes) -> None:
+        """A part of the body; nothing of it may have come yet, which is not the end."""
+        if piece:
+            self._protocol.receive_data(piece)
+            if self._ending is not None:
+                self._ending.add(piece)
 
     def _event(self) -> h11.Event | None:
         try:
@@ -245,6 +273,11 @@ def call_over(link: Link, outgoing: Outgoing, *, reused: bool) -> Call:
     except Exception as error:  # Whatever broke, nothing was sent.
         log_event(_log, logging.ERROR, "gateway_request_broke", error)
         raise Unsendable("the request cannot be sent as HTTP/1.1") from error
+
+
+def _ambiguous(why: str) -> Lost:
+    """An answer that can be read in two ways, or not at all: what it says of the effect is no more than a guess."""
+    return Lost(f"the upstream's answer cannot be relied on: {why}")
 
 
 def _head(event: h11.Response | h11.InformationalResponse) -> AnswerHead:

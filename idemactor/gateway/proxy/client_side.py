@@ -12,7 +12,7 @@ from typing import Final
 
 import trio
 
-from idemactor.gateway.proxy.answers import Whole
+from idemactor.gateway.proxy.answers import CONTENTLESS, RESET, Whole
 from idemactor.gateway.proxy.call import AnswerHead
 from idemactor.gateway.proxy.headers import answered, encoded, without
 from idemactor.gateway.proxy.http1 import RequestHead
@@ -21,7 +21,6 @@ from idemactor.server.tracing import Request
 
 _MS_PER_S: Final = 1_000
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError, trio.TooSlowError)
-_BODILESS: Final = frozenset({204, 304})
 _CHUNK_END: Final = b"0\r\n\r\n"
 
 
@@ -69,11 +68,12 @@ class ClientAnswer:
             self.keep_alive = False
         headers = [*answer.headers, ("Date", self._date())]
         # What is stored of an answer to HEAD has no body, and nobody knows any more how long a GET's would have been.
-        if not answer.bodiless and (answer.body or self._head.method != "HEAD"):
-            headers.append(("Content-Length", str(len(answer.body))))
+        content = answer.content
+        if not answer.bodiless and (content or self._head.method != "HEAD"):
+            headers.append(("Content-Length", str(len(content))))
         self._silent = answer.bodiless or self._head.method == "HEAD"
         self._put_head(answer.status, b"", headers)
-        await self.finish(answer.body)
+        await self.finish(content)
 
     async def inform(self, head: AnswerHead) -> None:
         """A 1xx that came before the answer; HTTP/1.0 has none."""
@@ -88,9 +88,12 @@ class ClientAnswer:
         headers = [*answered(head.headers), *more]
         coded = any(name.lower() == "transfer-encoding" for name, _ in head.headers)
         has_length = not coded and any(name.lower() == "content-length" for name, _ in headers)
-        self._silent = head.status in _BODILESS or self._head.method == "HEAD"
-        if coded or head.status == 204:
+        self._silent = head.status in CONTENTLESS or self._head.method == "HEAD"
+        if coded or head.status in (204, RESET):
             headers = list(without(headers, "content-length"))
+        if head.status == RESET:
+            # Whoever knows that there is no content would take what an upstream sends all the same for the next answer.
+            headers.append(("Content-Length", "0"))
         if not self._silent and not has_length:
             self._chunked = self._head.minor == 1
             if self._chunked:

@@ -7,7 +7,6 @@ goes on when the client leaves.
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,7 +20,7 @@ from idemactor.errors import Code
 from idemactor.gateway.proxy.answers import of_status
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.headers import Peer
-from idemactor.gateway.proxy.http1 import HEAD_END, BodyReader, Framing, Refused, RequestHead, parse_head
+from idemactor.gateway.proxy.http1 import BARE_END, HEAD_END, BodyReader, Framing, Refused, RequestHead, parse_head
 from idemactor.gateway.proxy.limits import HANGING_UP_MS, READ_BYTES, ProxyLimits
 from idemactor.server.parting import part
 from idemactor.shard.mailbox import Answer
@@ -31,7 +30,6 @@ AHEAD_BYTES_MAX: Final = 65_536
 
 _MS_PER_S: Final = 1_000
 _BROKEN: Final = (trio.BrokenResourceError, trio.ClosedResourceError)
-_BARE_LF: Final = re.compile(rb"(?<!\r)\n")
 _AT_ONCE: Final = struct.pack("ii", 1, 0)
 """SO_LINGER of no seconds (socket(7)): what is not sent yet is thrown away."""
 _EMPTY_LINE: Final = b"\r\n"
@@ -212,7 +210,7 @@ class ProxyConnection:
             while (end := self._buffer.find(HEAD_END)) < 0:
                 if len(self._buffer) > self._limits.header_bytes_max:
                     raise self._too_large()
-                if _BARE_LF.search(self._buffer):
+                if BARE_END.search(self._buffer):
                     raise Refused(400, "A line does not end with CR LF.")
                 if not await self._fill():
                     raise ClientLeft

@@ -210,7 +210,8 @@ class Desk:
                 command, until + command.wait_ms / _MS_PER_S, keep=keep, caller=caller, request=request
             )
             left_s = gives_up_at - trio.current_time()
-            if not isinstance(answer, Overloaded | Unavailable) or left_s <= 0 or self.closing:
+            gave_up = left_s <= 0 or self.closing or (caller is not None and caller.hung_up)
+            if not isinstance(answer, Overloaded | Unavailable) or gave_up:
                 return answer
             await trio.sleep(min(rest_ms / _MS_PER_S, left_s))
             rest_ms = min(2 * rest_ms, RETRY_MS_MAX)

@@ -236,11 +236,12 @@ class ProxyDoor:
             return
         if route.auth is RouteAuth.BEARER:
             scope = self._authenticated(head.values(route.auth_header), route)
-            # A token of ours is nobody else's business.
             headers = without(headers, route.auth_header)
         else:
             policy, watch = self._context.policies[route.namespace], self._context.authenticator.watch
             scope = Scope(route.tenant, route.namespace, policy, operator=False, watch=watch)
+        # A token of ours is nobody else's business, wherever it was put and whatever the route asks for.
+        headers = tuple(pair for pair in headers if not self._context.authenticator.is_ours(pair[1]))
         check_method(head.method, headers, route.methods)
         body = await conversation.read_body()
         request = RawRequest(head.method, head.target, headers, body)

@@ -49,6 +49,10 @@ _FORWARDED: Final = ("x-forwarded-for", "x-forwarded-proto", "x-forwarded-host")
 _NOT_TRUSTED: Final = re.compile(r"x-forwarded-.*|forwarded|x-real-ip|x-original-url|x-rewrite-url")
 """What only a proxy may say; the last two would have an upstream serve another path than the route was found by."""
 
+_FOR_THE_UPSTREAM: Final = re.compile(rf"host|idempotency-key|{_NOT_TRUSTED.pattern}")
+"""What no ``Connection`` field takes out, since it is for whoever answers in the end (RFC 9110, section 7.6.1):
+a client would choose by it which host it reaches, and whether a trusted proxy's word about it gets there."""
+
 _BREAKS_OUT: Final = re.compile("[\x00-\x08\x0a-\x1f\x7f]")
 """What no value may hold (RFC 9110, section 5.5): with an end of a line in it, it would be a field of its own."""
 _BARE_KEY: Final = re.compile(r"[!#-+\--:<-~]+")
@@ -94,10 +98,10 @@ class TrustedPeers:
 
 
 def end_to_end(headers: Iterable[tuple[str, str]]) -> Pairs:
-    """Without what belongs to the connection: the fields known to, and those that ``Connection`` names."""
+    """Without what belongs to the connection: the fields known to, and those that ``Connection`` may name."""
     pairs = tuple(headers)
-    options = [part.strip() for name, value in pairs if name.lower() == "connection" for part in value.split(",")]
-    dropped = HOP_BY_HOP.union(map(plain_name, options))
+    named = [part.strip() for name, value in pairs if name.lower() == "connection" for part in value.split(",")]
+    dropped = HOP_BY_HOP.union(option for option in map(plain_name, named) if not _FOR_THE_UPSTREAM.fullmatch(option))
     return tuple(pair for pair in pairs if plain_name(pair[0]) not in dropped)
 
 
@@ -194,14 +198,12 @@ def replayable(headers: Iterable[tuple[str, str]], more: frozenset[str]) -> Pair
 
 
 def sendable(headers: Iterable[tuple[str, str]]) -> Pairs:
-    """What can leave of stored fields, which may have come over another door: no framing, and nothing malformed."""
-    return tuple(
-        (name, value)
-        for name, value in headers
-        if name.lower() not in NEVER_REPLAYED
-        and TOKEN.fullmatch(name) is not None
-        and _BREAKS_OUT.search(value) is None
-    )
+    """What can leave of stored fields, which may have come over another door, and say there what they like.
+
+    No framing, nothing malformed, and nothing that only we may say, in any spelling.
+    """
+    formed = [(name, value) for name, value in headers if TOKEN.fullmatch(name) and not _BREAKS_OUT.search(value)]
+    return tuple(pair for pair in answered(formed) if plain_name(pair[0]) not in NEVER_REPLAYED)
 
 
 def without(headers: Iterable[tuple[str, str]], *names: str) -> Pairs:

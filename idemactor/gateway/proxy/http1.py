@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 HEAD_END: Final = b"\r\n\r\n"
+BARE_END: Final = re.compile(rb"(?<!\r)\n|\r(?=[^\n])")
+"""Half of what ends a line (RFC 9112, section 2.2): some take it for the whole. A CR that came last is none yet."""
 FIELDS_MAX: Final = 100
 """How many header fields a request may have."""
 CHUNK_LINE_BYTES_MAX: Final = 256
@@ -113,7 +116,7 @@ def parse_head(data: bytes) -> RequestHead:
         raise Refused(505, "Only HTTP/1.1 and HTTP/1.0 are spoken here.")
     if len(lines) - 1 > FIELDS_MAX:
         raise Refused(431, f"There are more than {FIELDS_MAX} header fields.")
-    head = RequestHead(method.decode(), target.decode(), int(minor), _fields(lines[1:]), Framing.LENGTH, 0)
+    head = RequestHead(method.decode(), target.decode(), int(minor), read_fields(lines[1:]), Framing.LENGTH, 0)
     _check_target(head)
     _check_host(head)
     if head.tokens("expect") - {"100-continue"}:
@@ -122,7 +125,8 @@ def parse_head(data: bytes) -> RequestHead:
     return RequestHead(head.method, head.target, head.minor, head.headers, framing, length)
 
 
-def _fields(lines: list[bytes]) -> tuple[tuple[str, str], ...]:
+def read_fields(lines: Iterable[bytes]) -> tuple[tuple[str, str], ...]:
+    """The fields of a head, a line each, without the white space around their values. Raises: Refused, 400."""
     fields = []
     for line in lines:
         match = _FIELD.fullmatch(line)
@@ -208,10 +212,10 @@ class BodyReader:
         if not self._chunked:
             self.done = True
             return True
+        if not b"\r\n".startswith(buffer[:2]):
+            raise Refused(400, "A chunk does not end where it should.")
         if len(buffer) < 2:
             return False
-        if buffer[:2] != b"\r\n":
-            raise Refused(400, "A chunk does not end where it should.")
         del buffer[:2]
         self._in_chunk = False
         return True
@@ -223,6 +227,8 @@ class BodyReader:
         if end < 0:
             if len(buffer) >= limit + 2:
                 raise Refused(400, "The line before a chunk, or the trailer, is too long.")
+            if BARE_END.search(buffer):
+                raise Refused(400, "The line before a chunk, or one of the trailer, does not end with CR LF.")
             return False
         line = bytes(buffer[:end])
         del buffer[: end + 2]

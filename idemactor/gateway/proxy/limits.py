@@ -12,6 +12,8 @@ BODY_BYTES_MAX: Final = 67_108_864
 """Bodies are held in memory: a key and a fingerprint are made of the whole of one."""
 CONCURRENT_DEFAULT: Final = 128
 CONCURRENT_MAX: Final = 10_000
+ANSWER_HEADER_BYTES_MAX: Final = 65_536
+"""The longest header of an upstream's answer, and of each 1xx before it."""
 UPSTREAM_IDLE_MS_DEFAULT: Final = 4_000
 """Many servers close a connection that was idle for five seconds; to reuse one at that very moment costs a doubt."""
 
@@ -61,7 +63,7 @@ class ProxyLimits:
     write_ms: int = 10_000
     linger_ms: int = 2_000
     header_bytes_max: int = HEADER_BYTES_DEFAULT
-    answer_header_bytes_max: int = 65_536
+    answer_header_bytes_max: int = ANSWER_HEADER_BYTES_MAX
     body_bytes_max: int = BODY_BYTES_DEFAULT
     concurrent_max: int = CONCURRENT_DEFAULT
     upstream_idle_ms: int = UPSTREAM_IDLE_MS_DEFAULT

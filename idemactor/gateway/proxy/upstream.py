@@ -14,7 +14,7 @@ import h11
 import trio
 
 from idemactor.gateway.proxy.call import Call, Link, NotSent, Outgoing, call_over
-from idemactor.gateway.proxy.connecting import Connect, connector
+from idemactor.gateway.proxy.connecting import Connect, connector, why_not
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import Origin
 
@@ -124,7 +124,7 @@ class Upstream:
         except NotSent:
             raise
         except Exception as error:  # Whatever broke, nothing was sent.
-            raise NotSent(f"the upstream cannot be reached: {type(error).__name__}") from error
+            raise NotSent(f"the upstream cannot be reached: {why_not(error)}") from error
 
     async def _kept(self) -> Link | None:
         await self._close(self._stale())
@@ -147,7 +147,8 @@ class Upstream:
 
     async def _open(self) -> Link:
         stream = await self._connect(self._origin)
-        return Link(stream, h11.Connection(h11.CLIENT, self._limits.answer_header_bytes_max))
+        head_bytes_max = self._limits.answer_header_bytes_max
+        return Link(stream, h11.Connection(h11.CLIENT, head_bytes_max), head_bytes_max=head_bytes_max)
 
     @staticmethod
     async def _close(links: list[Link]) -> None:

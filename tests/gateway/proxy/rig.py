@@ -308,6 +308,7 @@ async def proxying(
         watch=watch,
         observer=observer,
         tracing=tracing,
+        proxied=[route.namespace for route in routes or (ROUTE,)],
     )
     async with shards as rig, trio.open_nursery() as nursery:
         upstream = FakeUpstream(nursery, behaviour)

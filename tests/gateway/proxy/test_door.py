@@ -109,6 +109,16 @@ async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
         assert names.isdisjoint(name.lower() for name in OTHER_SPELLINGS)
 
 
+@pytest.mark.parametrize("method", ["POST", "GET"])
+async def test_a_client_cannot_take_out_its_host(autojump_clock: MockClock, method: str) -> None:
+    async with proxying(autojump_clock) as proxy:
+        for number, options in enumerate(("host", "Host, close", "x-forwarded-host, HOST")):
+            await proxy.call(method, headers=[("Connection", options)], key=f"k{number}")
+        for got in proxy.upstream.requests:
+            assert (got.header("Host"), got.header("X-Forwarded-Host")) == (["shop.test"], ["shop.test"])
+        assert len(proxy.upstream.requests) == 3
+
+
 async def test_the_operation_goes_on_as_an_exchanges_order_id(autojump_clock: MockClock) -> None:
     route = replace(
         ROUTE,
@@ -182,6 +192,28 @@ async def test_two_tenants_have_each_their_own(autojump_clock: MockClock) -> Non
         assert [got.header("Authorization") for got in proxy.upstream.requests] == [[], []]
         assert await proxy.record(tenant="acme") is not None
         assert await proxy.record(tenant="other") is not None
+
+
+@pytest.mark.parametrize("method", ["POST", "GET"])
+@pytest.mark.parametrize("auth", list(RouteAuth))
+async def test_a_token_of_ours_is_never_handed_on(autojump_clock: MockClock, auth: RouteAuth, method: str) -> None:
+    """Whatever the route asks for, and whichever field a client put it into; what is not ours goes on."""
+    route = replace(ROUTE, auth=auth, auth_header="x-api-auth", tenant="acme")
+    ours = ("Authorization", "authorization", "X_Api_Auth", "X-Other")
+    headers = [(name, f"bEARER  {token}") for name in ours for token in ("caller-token", "operator-token")]
+    theirs = [("X-Theirs", "Bearer theirs"), ("Authorization", "Basic eA=="), ("X-Kept", "caller-token, or so")]
+    async with proxying(autojump_clock, route, tokens=TOKENS) as proxy:
+        shown = [("X-Api-Auth", "Bearer caller-token")]
+        assert (await proxy.call(method, body=BODY, headers=[*headers, *theirs, *shown])).status == 200
+        [got] = proxy.upstream.requests
+        assert [pair for pair in got.headers if pair[0] in {name for name, _ in [*headers, *theirs, *shown]}] == theirs
+
+
+async def test_where_there_are_no_tokens_none_is_ours(autojump_clock: MockClock) -> None:
+    async with proxying(autojump_clock) as proxy:
+        await proxy.call(headers=[("Authorization", "Bearer caller-token")])
+        [got] = proxy.upstream.requests
+        assert got.header("Authorization") == ["Bearer caller-token"]
 
 
 @pytest.mark.parametrize("headers", [[], [("Authorization", "Bearer nobody")], [("Authorization", "Basic eA==")]])

@@ -36,6 +36,12 @@ def test_what_belongs_to_the_connection_stays_there() -> None:
     assert end_to_end(pairs) == (("X-Kept", "1"), ("Set-Cookie", "a=1"), ("Set-Cookie", "b=2"))
 
 
+def test_no_connection_takes_out_what_is_for_the_upstream() -> None:
+    kept = (("Host", "a"), ("Idempotency-Key", "k"), ("X-Forwarded-For", "10.0.0.1"), ("X-Real-IP", "10.0.0.1"))
+    named = ("Connection", "host, idempotency_KEY, X-Forwarded-For,x-real-ip, X-Hop")
+    assert end_to_end((named, *kept, ("X-Hop", "1"))) == kept
+
+
 @pytest.mark.parametrize(
     "name",
     [

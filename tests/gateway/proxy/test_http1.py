@@ -192,6 +192,18 @@ def test_a_bad_chunk_is_refused(data: bytes) -> None:
         assert caught.value.status == 400
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"2\n", b"2\n{}\n0\n\n", b"2\r{", b"2\r\n{}\n", b"2\r\n{}\r0", b"2\r\n{}\r\n0\n", b"0\r\n\n", b"0\r\nA: b\n"],
+)
+def test_half_an_end_of_a_line_is_refused_as_it_comes(data: bytes) -> None:
+    """Nobody waits for the rest: whoever sends it takes it for the whole, and sends no more."""
+    for step in (0, 1):
+        with pytest.raises(Refused) as caught:
+            read(CHUNKED, data, step=step)
+        assert caught.value.status == 400
+
+
 def test_a_body_too_large_is_refused_before_it_is_read() -> None:
     with pytest.raises(Refused) as caught:
         BodyReader(head_of(HOST + b"Content-Length: 101\r\n"), 100)
