@@ -39,7 +39,9 @@ from idemactor.gateway.resolve import Resolved
 from idemactor.gateway.source import Answers
 from idemactor.observability.logs import log_event
 from idemactor.observability.observer import Observer
+from idemactor.server.backlog import Backlog, Hold, outcome_bytes
 from idemactor.shard.mailbox import Answer
+from idemactor.wire.fields import Dialect
 from idemactor.wire.requests import Scope
 
 SETTLE_PATIENCE_MS_MIN: Final = 2_000
@@ -66,6 +68,7 @@ class Office:
         observer: Who is told.
         entropy: Random bits, ``ENTROPY_BITS`` of them.
         now_ms: The time, milliseconds since the epoch.
+        backlog: What waits for clients of all doors.
     """
 
     route: Route
@@ -76,6 +79,7 @@ class Office:
     observer: Observer
     entropy: Callable[[], int]
     now_ms: Callable[[], int]
+    backlog: Backlog
 
 
 async def pass_on(office: Office, request: RawRequest, peer: Peer, client: ClientAnswer) -> None:
@@ -142,11 +146,25 @@ class Attempt:
             case Reserved():
                 await self._carry_out(command, answer)
             case Completed() if not answer.rejected:
-                await self.client.whole(answers.replay(answer, self.office.told_as))
+                await self._replay(answer)
             case Overloaded() | Unavailable() if is_open and not self.office.desk.closing:
                 await self._go_unprotected(command)
             case _:
                 await self.client.whole(answers.refusal(answer, command, self.office.told_as))
+
+    async def _replay(self, answer: Completed) -> None:
+        """Tell what was done; without the stored answer where those that wait for clients take all the memory."""
+        backlog = self.office.backlog
+        told: Answer = answer
+        if backlog.full:
+            [(_, told)] = backlog.spared([(None, answer)])
+        assert isinstance(told, Completed)
+        hold = Hold(backlog, Dialect.MSGPACK)
+        hold.add(outcome_bytes(told))
+        try:
+            await self.client.whole(answers.replay(told, self.office.told_as))
+        finally:
+            hold.abandon()
 
     async def _asked(self, command: Reserve, *, keep: bool) -> Answer | None:
         """None: the client left while it waited."""

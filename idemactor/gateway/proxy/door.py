@@ -153,7 +153,15 @@ class ProxyDoor:
             told_as = self._sources[route.source].answers
             context = self._context
             self._offices[route.prefix] = Office(
-                route, told_as, desk, self._keeper, forwarder, context.observer, self._entropy, context.now_ms
+                route,
+                told_as,
+                desk,
+                self._keeper,
+                forwarder,
+                context.observer,
+                self._entropy,
+                context.now_ms,
+                context.backlog,
             )
 
     async def handle(self, stream: trio.abc.Stream) -> None:

@@ -20,12 +20,13 @@ from idemactor.errors import Code
 from idemactor.gateway.profiles import SHIPPED
 from idemactor.gateway.proxy import answers
 from idemactor.gateway.proxy.answers import replay
-from idemactor.gateway.proxy.client_side import rendered
+from idemactor.gateway.proxy.client_side import ClientAnswer, rendered
 from idemactor.gateway.proxy.limits import ProxyLimits
 from idemactor.gateway.proxy.routes import OrderIdForm, RouteAuth, SuccessRule
 from idemactor.gateway.source import Answers, Verify
 from idemactor.gateway.verify import Scheme
 from idemactor.observability.observer import Observer
+from idemactor.server.backlog import FULL_SHARE
 from idemactor.storage.base import Batch
 from tests.gateway.proxy.rig import LEASE_MS, ROUTE, Client, Proxy, Received, Told, proxying
 from tests.server.rig import TOKENS
@@ -75,6 +76,33 @@ async def test_a_repeat_is_answered_byte_for_byte(autojump_clock: MockClock) -> 
         assert second.headers[: len(stored)] == stored
         assert [name for name, _ in second.headers[len(stored) :]] == ["Date", "Content-Length"]
         assert len(proxy.upstream.requests) == 1
+
+
+async def test_replays_count_until_their_clients_have_read_them(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, held = b"x" * 60_000, []
+
+    async def answer(received: Received) -> None:
+        await received.answer(201, large)
+
+    async def whole(client: ClientAnswer, told: answers.Whole) -> None:
+        held.append(backlog.held_bytes)
+        await send(client, told)
+
+    send = ClientAnswer.whole
+    async with proxying(autojump_clock, behaviour=answer) as proxy:
+        backlog = proxy.rig.context.backlog
+        assert (await proxy.call(body=BODY)).body == large
+        monkeypatch.setattr(ClientAnswer, "whole", whole)
+        assert (await proxy.call(body=BODY)).body == large
+        # Where nobody is told anything large, the stored status is left, and no leave to go on.
+        backlog.waiting_bytes = backlog.bytes_max * FULL_SHARE + 1
+        told = await proxy.call(body=BODY)
+        assert json.loads(told.body)["outcome"] == {"status": 201, "headers": [], "omitted": True}
+        assert told.header("Idempotent-Replayed") == ["true"]
+        assert held[0] >= len(large)
+        assert (held[1:], backlog.held_bytes, len(proxy.upstream.requests)) == ([0], 0, 1)
 
 
 async def test_what_the_upstream_gets(autojump_clock: MockClock) -> None:
