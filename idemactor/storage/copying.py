@@ -50,6 +50,7 @@ from idemactor.storage.sqlite_create import check_version, make_private
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.unfinished import refuse_outdated
 from idemactor.storage.watermark import synced_up_to
+from idemactor.storage.ways_out import is_out_of_room
 from idemactor.storage.writing import seal
 
 BUSY_MS: Final = 10_000
@@ -288,9 +289,10 @@ def _replay(file: ShardFile, seq: int, held: Held, keys: Keyring | None, *, apar
 def _write(file: ShardFile, batch: Batch, seq: int) -> None:
     batch.journal_seq = seq
     if file.write(batch) is not CommitResult.OK:
-        if isinstance(file.last_error, apsw.FullError):
-            raise file.last_error
-        raise StorageError(f"the copy cannot be written: {file.last_error}")
+        error = file.last_error
+        if is_out_of_room(error, Path(file.name)):
+            raise error
+        raise StorageError(f"the copy cannot be written: {error}")
 
 
 def digest_of(path: Path) -> str:

@@ -27,7 +27,7 @@ import apsw
 
 from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
-from idemactor.errors import StartError, StorageError
+from idemactor.errors import OutOfReach, StartError, StorageError
 from idemactor.storage.checksums import checked_vfs, says_checksums
 from idemactor.storage.journal_file import KIND, create_journal, journal_holds_nothing
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
@@ -48,7 +48,7 @@ from idemactor.storage.sqlite_create import FILE_MODE, check_version, create_fil
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.unfinished import finish, finished_sets, refuse_outdated, unfinished
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
-from idemactor.storage.ways_out import NOT_ALONE, disk_full, reason_of
+from idemactor.storage.ways_out import NOT_ALONE, disk_full, is_out_of_room, reason_of
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -458,14 +458,19 @@ def explain(path: Path, error: OSError, what: str = "data directory") -> StartEr
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What the operating system or SQLite refuses, as a sentence; ``path`` is what a tool writes, if it writes."""
+    """What the operating system or SQLite refuses, as a sentence; ``path`` is what a tool writes, if it writes.
+
+    What is whole and takes another release or key to be read is no damage, and refused as well.
+    """
     try:
         yield
     except BrokenPipeError:  # Who reads an export has seen enough.
         raise
     except OSError as error:
         raise explain(Path(error.filename or path), error, "") from error
-    except apsw.FullError as error:
-        raise disk_full(path, error) from error
     except apsw.Error as error:
+        if is_out_of_room(error, path):
+            raise disk_full(path, error) from error
         raise StorageError(f"a file cannot be read or written: {reason_of(error)}") from error
+    except OutOfReach as error:
+        raise StartError(str(error)) from error

@@ -14,13 +14,14 @@ from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, read_held, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild, stamps_of
 from idemactor.storage.sealing import Keyring
+from idemactor.storage.sets import thrown_away
 
 
 def reshard(path: Path, shards: int, progress: Progress, keys: Keyring | None = None) -> Rebuilt | None:
     """Distribute everything in a data directory over ``shards`` shards; the files of before are kept.
 
-    Run once more after it was interrupted, it goes on where it was. What is encrypted is opened with ``keys``, and
-    encrypted anew.
+    Run once more after it was interrupted, it goes on where it was; where it failed nothing is left of it. What is
+    encrypted is opened with ``keys``, and encrypted anew.
 
     Returns:
         What was done; None where there are as many shards already.
@@ -36,7 +37,9 @@ def reshard(path: Path, shards: int, progress: Progress, keys: Keyring | None = 
             return None
         stamps = stamps_of(files_of(directory.home, directory.meta))
         made = Making(directory.checksums, keys)
-        return rebuild(path, directory.meta, "reshard", shards, sources, progress, making=made, stamps=stamps)
+        # What was interrupted goes on later. What failed would fail again, or fills the disk that lacked room for it.
+        with thrown_away(path, Exception):
+            return rebuild(path, directory.meta, "reshard", shards, sources, progress, making=made, stamps=stamps)
     raise AssertionError("a stack of contexts swallows nothing")
 
 
@@ -61,9 +64,10 @@ def files_of(home: Path, meta: Meta) -> list[Path]:
 
 @contextlib.contextmanager
 def open_readers(home: Path, meta: Meta, keys: Keyring | None = None) -> Iterator[Sequence[ShardReader]]:
-    """The content of every shard of a set that nobody uses.
+    """The content of every shard of a set that nobody uses, all of which ``keys`` open, as far as a look can tell.
 
     Raises:
+        OutOfReach: A key is missing.
         StorageError: See ``read_shard``.
         apsw.Error: See ``read_shard``.
         OSError: See ``read_shard``.
@@ -73,4 +77,6 @@ def open_readers(home: Path, meta: Meta, keys: Keyring | None = None) -> Iterato
         for shard in range(meta.shards):
             held = read_held(home / journal_name(worker_of(shard, meta.workers), meta.workers), shard)
             readers.append(stack.enter_context(read_shard(home / shard_name(shard), held, keys)))
+            # Before anything is made of it.
+            readers[-1].refuse_without_key()
         yield readers

@@ -343,7 +343,7 @@ def test_a_file_of_a_newer_release_is_named_as_it_is_called_where_it_lies(tmp_pa
     connection.pragma("user_version", 99)
     connection.close()
     for work in (back_up, restore):
-        with pytest.raises(StorageError, match="has format 99, this release knows") as caught:
+        with pytest.raises(StartError, match="has format 99, this release knows") as caught:
             work(tmp_path / "data", tmp_path / "new", silent)
         assert name in str(caught.value)
         assert ".part" not in str(caught.value)
