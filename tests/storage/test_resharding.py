@@ -28,7 +28,7 @@ from idemactor.storage.reading import Whole
 from idemactor.storage.resharding import reshard
 from idemactor.storage.sqlite import SqliteEngine
 from tests.storage.filled import Content, Filler, content_of, killed
-from tests.storage.samples import INTENT, NOW, dispatched, event, name, pending
+from tests.storage.samples import INTENT, NOW, dispatched, event, name, operation, pending
 from tests.storage.test_backups import Interrupted, interrupt_at
 
 ROUNDS = 8
@@ -124,8 +124,8 @@ async def two_alike(path: Path) -> tuple[list[Identity], list[Identity]]:
             await engine.open()
             entries = [pending(1, keys[0]), pending(2, keys[1]), dispatched(3, keys[2])]
             batch = Batch(NOW, 4, puts=entries, intents={3: INTENT})
-            batch.events = [replace(event(seq, keys[0]), id=f"operation.{shard}{seq}") for seq in (103, 104)]
-            batch.incidents = [Incident(keys[0], "op", 4, 1, NOW, None)]
+            batch.events = [replace(event(seq, keys[0]), id=f"{operation(seq)}.{1 + shard}") for seq in (103, 104)]
+            batch.incidents = [Incident(keys[0], operation(4), 4, 1, NOW, None)]
             batch.tallies = {}
             assert await engine.commit(batch) is CommitResult.OK
             await engine.close()
