@@ -42,7 +42,7 @@ from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, create_journal, opened_body
 from idemactor.storage.journal_rows import decode
-from idemactor.storage.layout import Meta, is_none, journal_name, read_meta, shard_name
+from idemactor.storage.layout import Meta, is_none, journal_name, lost_files, read_meta, shard_name
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
@@ -141,6 +141,7 @@ def copy_files(
         raise is_none(source)
     refuse_outdated(source, meta)
     home, first_seq, taken_ms = meta.home(source), new_first_seq(), wall_ms()
+    _refuse_lost(source, home, meta)
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
     opened = open_beside if meta.copied_ms is None else _open_at_rest
     for name in meta.journals():
@@ -149,8 +150,7 @@ def copy_files(
         _copy_file(opened(home / name), target / (name + _PART), partial(silent, name))
         with _opened_copy(target / (name + _PART)) as copy:
             journal_file.refuse_lost_end(copy, name, synced)
-    if read_meta(source) != meta:
-        raise StartError(f"data directory {source} was just started with other settings; try again")
+    _refuse_changed(source, meta)
     shards = []
     for shard in range(meta.shards):
         progress(f"shard {shard}", 0, 1)
@@ -166,6 +166,18 @@ def copy_files(
     checksums = has_checksums(target / shard_name(0))
     create_journal(target / JOURNAL_NAME, dict.fromkeys(range(meta.shards), first_seq), checksums=checksums)
     return Copied(meta, taken_ms, first_seq, tuple(shards))
+
+
+def _refuse_lost(source: Path, home: Path, meta: Meta) -> None:
+    """Refuse a directory of which a file is gone: what is left is no copy of it."""
+    if lost := lost_files(home, meta):
+        _refuse_changed(source, meta)
+        raise StorageError(f"{home / lost[0]} is missing; put it back, or go on with a backup that has all its files")
+
+
+def _refuse_changed(source: Path, meta: Meta) -> None:
+    if read_meta(source) != meta:
+        raise StartError(f"data directory {source} was just started with other settings; try again")
 
 
 @contextlib.contextmanager

@@ -39,6 +39,7 @@ from idemactor.storage.layout import (
     Meta,
     journal_name,
     lock_name,
+    lost_files,
     read_meta,
     shard_name,
     write_meta,
@@ -292,12 +293,9 @@ def refuse_missing(home: Path, meta: Meta) -> None:
     Raises:
         StartError: The message says the way out.
     """
-    for name in (*meta.journals(), *map(shard_name, range(meta.shards))):
-        if not (home / name).is_file():
-            holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
-            raise StartError(
-                f"data directory {home} has lost {name}, and an empty one would forget {holds}; {NOT_ALONE}"
-            )
+    for name in lost_files(home, meta):
+        holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
+        raise StartError(f"data directory {home} has lost {name}, and an empty one would forget {holds}; {NOT_ALONE}")
 
 
 def _settle_checksums(path: Path, meta: Meta, wanted: bool | None) -> bool:

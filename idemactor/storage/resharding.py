@@ -7,14 +7,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from idemactor.core.keys import worker_of
-from idemactor.errors import StartError
+from idemactor.errors import StartError, StorageError
 from idemactor.storage.directory import DataDirectory, explained
-from idemactor.storage.layout import SHARDS_MAX, Meta, is_none, journal_name, read_meta, shard_name
+from idemactor.storage.layout import SHARDS_MAX, Meta, is_none, journal_name, lost_files, read_meta, shard_name
 from idemactor.storage.progress import Progress
 from idemactor.storage.reading import ShardReader, read_held, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild, stamps_of
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import thrown_away
+from idemactor.storage.ways_out import NOT_ALONE
 
 
 def reshard(path: Path, shards: int, progress: Progress, keys: Keyring | None = None) -> Rebuilt | None:
@@ -45,13 +46,16 @@ def reshard(path: Path, shards: int, progress: Progress, keys: Keyring | None = 
 
 @contextlib.contextmanager
 def own(path: Path) -> Iterator[DataDirectory]:
-    """Own a data directory that is there.
+    """Own a data directory that is there, to change it.
 
     Raises:
-        StartError: It is in use, or it is none.
+        StartError: It is in use, it is none, or it is a backup: changed, it would not be what ``backup.json`` says.
     """
-    if read_meta(path) is None:
+    meta = read_meta(path)
+    if meta is None:
         raise is_none(path)
+    if meta.copied_ms is not None:
+        raise StartError(f"{path} is a backup, and stays one: `idemactor restore {path} DIR` makes what can be changed")
     with DataDirectory.open(path) as directory:
         directory.reread()
         yield directory
@@ -72,6 +76,8 @@ def open_readers(home: Path, meta: Meta, keys: Keyring | None = None) -> Iterato
         apsw.Error: See ``read_shard``.
         OSError: See ``read_shard``.
     """
+    if lost := lost_files(home, meta):
+        raise StorageError(f"{home / lost[0]} is missing; {NOT_ALONE}")
     with contextlib.ExitStack() as stack:
         readers = []
         for shard in range(meta.shards):
