@@ -15,6 +15,7 @@ from idemactor.storage.reading import ShardReader, read_held, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild, stamps_of
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sets import thrown_away
+from idemactor.storage.unfinished import refuse_outdated
 from idemactor.storage.ways_out import NOT_ALONE
 
 
@@ -49,11 +50,13 @@ def own(path: Path) -> Iterator[DataDirectory]:
     """Own a data directory that is there, to change it.
 
     Raises:
-        StartError: It is in use, it is none, or it is a backup: changed, it would not be what ``backup.json`` says.
+        StartError: It is in use, it is none, ``idemactor.json`` is older than the files, or it is a backup, which would
+            not be any more what ``backup.json`` says of it.
     """
     meta = read_meta(path)
     if meta is None:
         raise is_none(path)
+    refuse_outdated(path, meta)
     if meta.copied_ms is not None:
         raise StartError(f"{path} is a backup, and stays one: `idemactor restore {path} DIR` makes what can be changed")
     with DataDirectory.open(path) as directory:
