@@ -49,7 +49,7 @@ from idemactor.storage.sqlite_create import FILE_MODE, check_version, create_fil
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.unfinished import finish, finished_sets, refuse_outdated, unfinished
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
-from idemactor.storage.ways_out import NOT_ALONE, disk_full, is_out_of_room, reason_of
+from idemactor.storage.ways_out import NOT_ALONE, disk_full, is_out_of_room, reason_of, said_of
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -139,7 +139,7 @@ class DataDirectory:
             except apsw.FullError as error:
                 raise explain(path, OSError(errno.ENOSPC, str(error))) from error
             except (apsw.Error, StorageError) as error:
-                raise StartError(f"data directory {path} cannot be used: {error}") from error
+                raise StartError(f"data directory {path} cannot be used: {said_of(error, path)}") from error
             return cls(path, meta, locks.pop_all(), checksums=has_some)
         raise AssertionError("an exit stack swallows nothing")
 
@@ -208,7 +208,8 @@ class DataDirectory:
         except OSError as error:
             raise explain(self.path, error) from error
         except apsw.Error as error:
-            raise StartError(f"data directory {self.path} cannot be given its journals: {error}") from error
+            why = said_of(error, self.path)
+            raise StartError(f"data directory {self.path} cannot be given its journals: {why}") from error
         if before.workers != workers:
             _remove_journals(self.home, before.workers)
 
@@ -232,7 +233,7 @@ class DataDirectory:
                 connection.close()
             create_journal(path, ends, checksums=self.checksums)
         except (apsw.Error, OSError) as error:
-            raise StorageError(f"{path} cannot be made anew: {error}") from error
+            raise StorageError(f"{path} cannot be made anew: {said_of(error, path)}") from error
 
     def close(self) -> None:
         """Let another process have it. Close every engine first."""

@@ -108,11 +108,11 @@ def import_lines(
         meta = None if there_already is None else there_already.meta
         if meta is not None and shards not in (None, meta.shards):
             raise StartError(f"{path} has {meta.shards} shards; leave --shards out, and reshard it afterwards")
-        spool = read_spool(directory / shard_name(0), file, progress, keys)
         with contextlib.ExitStack() as stack:
             there: Sequence[ShardReader] = []
             if meta is not None:
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
+            spool = read_spool(directory / shard_name(0), file, progress, keys)
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
             count = (shards or shards_default or spool.head.shards) if meta is None else meta.shards

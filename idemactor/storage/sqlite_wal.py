@@ -42,7 +42,7 @@ from idemactor.storage.base import CommitResult
 from idemactor.storage.checksums import checked_vfs, has_checksums, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
 from idemactor.storage.wal_frames import HEADER_BYTES, damage_behind
-from idemactor.storage.ways_out import NOT_ALONE, lacking
+from idemactor.storage.ways_out import NOT_ALONE, said_of
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -459,9 +459,7 @@ def refusal(name: str, how: str, error: Exception) -> StorageError:
     """What is said of a file that could not be opened or read."""
     if is_damage(error):
         return DamagedError(damaged(name, str(error)))
-    lack = lacking(Path(name), error)
-    why = str(error) if lack is None else f"{error} ({lack})"
-    return StorageError(f"{name} cannot be {how}: {why}")
+    return StorageError(f"{name} cannot be {how}: {said_of(error, Path(name))}")
 
 
 def _first_fault(connection: apsw.Connection) -> str | None:

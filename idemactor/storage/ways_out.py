@@ -50,6 +50,12 @@ def lacking(path: Path, error: Exception) -> str | None:
     return None
 
 
+def said_of(error: Exception, where: Path) -> str:
+    """What an error says, and what there is no more of at ``where`` if that is why."""
+    lack = lacking(where, error)
+    return str(error) if lack is None else f"{error} ({lack})"
+
+
 def is_out_of_room(error: Exception | None, where: Path) -> TypeGuard[apsw.Error]:
     """Whether SQLite failed because there is no room where ``where`` is."""
     return isinstance(error, apsw.FullError) or (error is not None and lacking(where, error) is not None)
