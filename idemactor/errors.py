@@ -101,6 +101,10 @@ class UnfitError(StorageError):
     """
 
 
+class OutOfReach(UnfitError):
+    """What is stored is whole, and it takes another release, or a key that is not configured, to read it."""
+
+
 DAMAGED: Final = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What reading a damaged row ends in, one way or another: whoever reads rows turns these into a ``StorageError``."""
 

@@ -75,6 +75,7 @@ from idemactor.storage.base import Opened
 from idemactor.storage.directory import DataDirectory
 from idemactor.storage.sealing import Keyring
 from idemactor.storage.sqlite_wal import Durability
+from idemactor.storage.unfinished import NO_USE, unfinished
 from idemactor.wire.requests import Watch
 
 if TYPE_CHECKING:
@@ -444,9 +445,12 @@ def make_shards(
 def open_directory(config: ServerConfig, workers: int = 1) -> DataDirectory:
     """Take the data directory. Raises: StartError: See ``DataDirectory.open``."""
     server = config.server
-    return DataDirectory.open(
+    directory = DataDirectory.open(
         server.data_dir, server.shards, workers=workers, checksums=server.page_checksums, whole=False
     )
+    for left in unfinished(directory.path, directory.meta.files):
+        logs.log_event(_log, logging.WARNING, "unfinished_files", what=f"{left} {NO_USE}")
+    return directory
 
 
 def audit_of(config: ServerConfig) -> Audit:

@@ -13,7 +13,16 @@ from typing import BinaryIO, Final
 
 import click
 
-from idemactor.cli.tools import DIRECTORY, config_option, epilog, members, report, told_as_owner, working
+from idemactor.cli.tools import (
+    DIRECTORY,
+    FILE,
+    config_option,
+    epilog,
+    members,
+    report,
+    told_as_owner,
+    working,
+)
 from idemactor.errors import StartError
 
 _EXAMPLE: Final = "idemactor export /backup/idemactor-2026-11-30 --output everything.jsonl"
@@ -23,7 +32,9 @@ _NO_NAMELESS: Final = frozenset({errno.EOPNOTSUPP, errno.EISDIR})
 
 @click.command(epilog=epilog(_EXAMPLE))
 @click.argument("data_dir", type=DIRECTORY)
-@click.option("--output", type=DIRECTORY, metavar="FILE", help="A new file, or a device or pipe; standard output.")
+@click.option(
+    "--output", type=FILE, metavar="FILE", help="A new file, a device or a pipe; else, or -: standard output."
+)
 @click.option("--without-outcomes", is_flag=True, help="Of outcomes write only the status, not what they say.")
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON; only beside --output.")

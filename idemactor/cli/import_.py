@@ -15,6 +15,7 @@ from idemactor.cli.exits import Exit
 from idemactor.cli.output import safe
 from idemactor.cli.tools import (
     DIRECTORY,
+    FILE,
     config_option,
     epilog,
     json_option,
@@ -33,15 +34,16 @@ _EXAMPLE: Final = "idemactor import /var/lib/idemactor everything.jsonl --shards
 
 @click.command("import", epilog=epilog(_EXAMPLE, Exit.CONFLICT))
 @click.argument("data_dir", type=DIRECTORY)
-@click.argument("source", metavar="[FILE]", type=DIRECTORY, required=False)
+@click.argument("source", metavar="[FILE]", type=FILE, required=False)
 @click.option("--shards", type=int, metavar="N", help="Of a new directory; else the configuration's, or the export's.")
 @config_option
 @json_option
 def import_(data_dir: Path, source: Path | None, shards: int | None, config_path: Path | None, as_json: bool) -> None:
     """Take what an export wrote into DATA_DIR, while no server runs.
 
-    It is read from FILE, or from standard input. DATA_DIR is new, or holds none of the keys: where one is there with
-    something else nothing is changed, and they are named. What is there with the same is left as it is.
+    It is read from FILE; from standard input where none is named, or -. DATA_DIR is new, or holds none of the keys:
+    where one is there with something else nothing is changed, and they are named. What is there with the same is left
+    as it is.
     """
     from idemactor.storage.importing import Conflicts, import_lines
 

@@ -72,9 +72,8 @@ def _reencrypt(path: Path, keys: Keyring) -> tuple[int, int]:
     from idemactor.storage.resealing import only_in_journal
     from idemactor.storage.resharding import own
 
-    with own(path) as directory:
-        with explained(directory.path):
-            brought_in = only_in_journal(directory.meta.home(directory.path), directory.meta)
+    with own(path) as directory, explained(directory.path):
+        brought_in = only_in_journal(directory.meta.home(directory.path), directory.meta)
         return trio.run(_all_files, directory, keys), brought_in
 
 

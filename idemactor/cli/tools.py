@@ -28,8 +28,17 @@ if TYPE_CHECKING:
 SHOWN_EVERY_S: Final = 0.1
 """How often a line of progress is written anew."""
 
+
+class _File(click.Path):
+    """A file; None for ``-``, which is standard input or output, as where none is named. ``./-`` is a file."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return None if value == "-" else super().convert(value, param, ctx)
+
+
 EXITS: Final = (Exit.DONE, Exit.UNEXPECTED, Exit.USAGE, Exit.DAMAGED)
 DIRECTORY: Final = click.Path(path_type=Path)
+FILE: Final = _File(path_type=Path)
 DATA_DIR_DEFAULT: Final = Path("data")
 """The server's own, where nothing says another one."""
 json_option: Final = click.option("--json", "as_json", is_flag=True, help="Write the report as one line of JSON.")

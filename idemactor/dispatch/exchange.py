@@ -13,6 +13,7 @@ from typing import Final
 
 import trio
 
+from idemactor.core.intent_headers import is_ours
 from idemactor.core.queries import TakenIntent
 from idemactor.core.record import Outcome
 from idemactor.dispatch.destination import Destination, StatusPage
@@ -33,7 +34,6 @@ from idemactor.gateway.proxy.upstream import Upstream
 from idemactor.gateway.proxy.verdict import READ_BYTES_MAX
 from idemactor.observability.logs import log_event
 from idemactor.server.tracing import TRACE_FIELDS, Attempt, path_of
-from idemactor.wire.intent_headers import is_ours
 
 BODY_BYTES_MAX: Final = READ_BYTES_MAX
 """What of an answer is kept at most: more no outcome may have, and no rule looks into."""

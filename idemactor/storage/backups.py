@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import tempfile
@@ -51,6 +52,8 @@ from idemactor.storage.unfinished import (
 
 MANIFEST_VERSION: Final = 1
 _UNFINISHED: Final = ".unfinished-"
+_TAKEN: Final = frozenset({errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR})
+"""What is said where a directory is to take the place of a file, or of a directory with something in it: rename(2)."""
 _UNREAD_TOKENS: Final = CLOCK_BACKSTEP_MS_DEFAULT * TOKENS_PER_MS
 """How many may have been granted beyond what is known where not everything can be read: more than a journal holds, and
 no more than the clock may lag."""
@@ -107,6 +110,8 @@ def back_up(source: Path, target: Path, progress: Progress, keys: Keyring | None
         try:
             os.rename(scratch, target)
         except OSError as error:
+            if error.errno in _TAKEN:
+                raise StartError(f"{target} came to be there meanwhile; name a new directory") from error
             raise explain(target, error, "backup") from error
         finish(target)
         sync_path(target.absolute().parent)
@@ -338,7 +343,11 @@ def _compare(source: Path, progress: Progress) -> bool:
         return False
     for done, (shard, digest) in enumerate(sorted(digests.items())):
         progress("files compared", done, len(digests))
-        if digest_of(source / shard_name(shard)) != digest:
+        try:
+            found = digest_of(source / shard_name(shard))
+        except FileNotFoundError:
+            raise StorageError(f"{source / shard_name(shard)} is missing; restore another backup") from None
+        if found != digest:
             raise StorageError(f"{shard_name(shard)} is not as it was backed up; restore another backup")
     return True
 

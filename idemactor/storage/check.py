@@ -37,7 +37,7 @@ from idemactor.storage.layout import (
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import is_sealed
 from idemactor.storage.sqlite_create import check_version
-from idemactor.storage.unfinished import outdated, refuse_outdated, unfinished
+from idemactor.storage.unfinished import NO_USE, outdated, refuse_outdated, unfinished
 from idemactor.storage.wal_frames import damage_behind
 from idemactor.storage.watermark import lost_end, synced_up_to
 
@@ -189,8 +189,7 @@ def _unfinished(path: Path, meta: Meta) -> Iterator[Finding]:
     if (wrong := outdated(path, meta)) is not None:
         yield Finding(None, Severity.ERROR, wrong)
     for left in unfinished(path, meta.files):
-        what = f"{left.name} is of a reshard, restore or import that did not come to its end; run it once more"
-        yield Finding(None, Severity.WARNING, what)
+        yield Finding(None, Severity.WARNING, f"{left.name} {NO_USE}")
 
 
 def _strangers(home: Path, meta: Meta, journals: Mapping[str, Mapping[int, Held] | None]) -> Iterator[Finding]:

@@ -42,7 +42,7 @@ from idemactor.storage.directory import new_first_seq, wall_ms
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
 from idemactor.storage.journal_file import Held, create_journal, opened_body
 from idemactor.storage.journal_rows import decode
-from idemactor.storage.layout import Meta, is_none, journal_name, read_meta, shard_name
+from idemactor.storage.layout import Meta, is_none, journal_name, lost_files, read_meta, shard_name
 from idemactor.storage.overlay import Overlay
 from idemactor.storage.progress import Progress, silent
 from idemactor.storage.sealing import Keyring
@@ -50,6 +50,7 @@ from idemactor.storage.sqlite_create import check_version, make_private
 from idemactor.storage.sqlite_file import Place, ShardFile
 from idemactor.storage.unfinished import refuse_outdated
 from idemactor.storage.watermark import synced_up_to
+from idemactor.storage.ways_out import is_out_of_room
 from idemactor.storage.writing import seal
 
 BUSY_MS: Final = 10_000
@@ -140,6 +141,7 @@ def copy_files(
         raise is_none(source)
     refuse_outdated(source, meta)
     home, first_seq, taken_ms = meta.home(source), new_first_seq(), wall_ms()
+    _refuse_lost(source, home, meta)
     # A backup that nobody has served is in nobody's use, and may be where nothing can be written.
     opened = open_beside if meta.copied_ms is None else _open_at_rest
     for name in meta.journals():
@@ -148,8 +150,7 @@ def copy_files(
         _copy_file(opened(home / name), target / (name + _PART), partial(silent, name))
         with _opened_copy(target / (name + _PART)) as copy:
             journal_file.refuse_lost_end(copy, name, synced)
-    if read_meta(source) != meta:
-        raise StartError(f"data directory {source} was just started with other settings; try again")
+    _refuse_changed(source, meta)
     shards = []
     for shard in range(meta.shards):
         progress(f"shard {shard}", 0, 1)
@@ -165,6 +166,18 @@ def copy_files(
     checksums = has_checksums(target / shard_name(0))
     create_journal(target / JOURNAL_NAME, dict.fromkeys(range(meta.shards), first_seq), checksums=checksums)
     return Copied(meta, taken_ms, first_seq, tuple(shards))
+
+
+def _refuse_lost(source: Path, home: Path, meta: Meta) -> None:
+    """Refuse a directory of which a file is gone: what is left is no copy of it."""
+    if lost := lost_files(home, meta):
+        _refuse_changed(source, meta)
+        raise StorageError(f"{home / lost[0]} is missing; put it back, or go on with a backup that has all its files")
+
+
+def _refuse_changed(source: Path, meta: Meta) -> None:
+    if read_meta(source) != meta:
+        raise StartError(f"data directory {source} was just started with other settings; try again")
 
 
 @contextlib.contextmanager
@@ -288,9 +301,10 @@ def _replay(file: ShardFile, seq: int, held: Held, keys: Keyring | None, *, apar
 def _write(file: ShardFile, batch: Batch, seq: int) -> None:
     batch.journal_seq = seq
     if file.write(batch) is not CommitResult.OK:
-        if isinstance(file.last_error, apsw.FullError):
-            raise file.last_error
-        raise StorageError(f"the copy cannot be written: {file.last_error}")
+        error = file.last_error
+        if is_out_of_room(error, Path(file.name)):
+            raise error
+        raise StorageError(f"the copy cannot be written: {error}")
 
 
 def digest_of(path: Path) -> str:

@@ -27,7 +27,7 @@ import apsw
 
 from idemactor.core.keys import worker_of
 from idemactor.core.limits import SHARDS_DEFAULT
-from idemactor.errors import StartError, StorageError
+from idemactor.errors import OutOfReach, StartError, StorageError
 from idemactor.storage.checksums import checked_vfs, says_checksums
 from idemactor.storage.journal_file import KIND, create_journal, journal_holds_nothing
 from idemactor.storage.journal_file import NAME as JOURNAL_NAME
@@ -39,6 +39,7 @@ from idemactor.storage.layout import (
     Meta,
     journal_name,
     lock_name,
+    lost_files,
     read_meta,
     shard_name,
     write_meta,
@@ -48,7 +49,7 @@ from idemactor.storage.sqlite_create import FILE_MODE, check_version, create_fil
 from idemactor.storage.tokens import leap, token_at
 from idemactor.storage.unfinished import finish, finished_sets, refuse_outdated, unfinished
 from idemactor.storage.watermark import SUFFIX as SYNCED_SUFFIX
-from idemactor.storage.ways_out import NOT_ALONE, disk_full, reason_of
+from idemactor.storage.ways_out import NOT_ALONE, disk_full, is_out_of_room, reason_of, said_of
 
 SEQ_BITS: Final = 53
 """Of the number that a directory's batches begin behind: far more directories than anybody mixes up, and still far
@@ -138,7 +139,7 @@ class DataDirectory:
             except apsw.FullError as error:
                 raise explain(path, OSError(errno.ENOSPC, str(error))) from error
             except (apsw.Error, StorageError) as error:
-                raise StartError(f"data directory {path} cannot be used: {error}") from error
+                raise StartError(f"data directory {path} cannot be used: {said_of(error, path)}") from error
             return cls(path, meta, locks.pop_all(), checksums=has_some)
         raise AssertionError("an exit stack swallows nothing")
 
@@ -207,7 +208,8 @@ class DataDirectory:
         except OSError as error:
             raise explain(self.path, error) from error
         except apsw.Error as error:
-            raise StartError(f"data directory {self.path} cannot be given its journals: {error}") from error
+            why = said_of(error, self.path)
+            raise StartError(f"data directory {self.path} cannot be given its journals: {why}") from error
         if before.workers != workers:
             _remove_journals(self.home, before.workers)
 
@@ -231,7 +233,7 @@ class DataDirectory:
                 connection.close()
             create_journal(path, ends, checksums=self.checksums)
         except (apsw.Error, OSError) as error:
-            raise StorageError(f"{path} cannot be made anew: {error}") from error
+            raise StorageError(f"{path} cannot be made anew: {said_of(error, path)}") from error
 
     def close(self) -> None:
         """Let another process have it. Close every engine first."""
@@ -292,12 +294,9 @@ def refuse_missing(home: Path, meta: Meta) -> None:
     Raises:
         StartError: The message says the way out.
     """
-    for name in (*meta.journals(), *map(shard_name, range(meta.shards))):
-        if not (home / name).is_file():
-            holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
-            raise StartError(
-                f"data directory {home} has lost {name}, and an empty one would forget {holds}; {NOT_ALONE}"
-            )
+    for name in lost_files(home, meta):
+        holds = "its keys" if name.startswith("shard") else "what the shards' files do not have yet"
+        raise StartError(f"data directory {home} has lost {name}, and an empty one would forget {holds}; {NOT_ALONE}")
 
 
 def _settle_checksums(path: Path, meta: Meta, wanted: bool | None) -> bool:
@@ -458,14 +457,19 @@ def explain(path: Path, error: OSError, what: str = "data directory") -> StartEr
 
 @contextlib.contextmanager
 def explained(path: Path) -> Iterator[None]:
-    """What the operating system or SQLite refuses, as a sentence; ``path`` is what a tool writes, if it writes."""
+    """What the operating system or SQLite refuses, as a sentence; ``path`` is what a tool writes, if it writes.
+
+    What is whole and takes another release or key to be read is no damage, and refused as well.
+    """
     try:
         yield
     except BrokenPipeError:  # Who reads an export has seen enough.
         raise
     except OSError as error:
         raise explain(Path(error.filename or path), error, "") from error
-    except apsw.FullError as error:
-        raise disk_full(path, error) from error
     except apsw.Error as error:
+        if is_out_of_room(error, path):
+            raise disk_full(path, error) from error
         raise StorageError(f"a file cannot be read or written: {reason_of(error)}") from error
+    except OutOfReach as error:
+        raise StartError(str(error)) from error

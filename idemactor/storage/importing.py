@@ -27,9 +27,10 @@ from idemactor.storage.reading import ShardReader, Whole, read_shard
 from idemactor.storage.rebuilding import Making, Rebuilt, rebuild
 from idemactor.storage.resharding import open_readers, own
 from idemactor.storage.sealing import Keyring
+from idemactor.storage.sets import thrown_away
 from idemactor.storage.spooling import Spool, changing, read_spool
 from idemactor.storage.tokens import token_at
-from idemactor.storage.unfinished import begin, discard, unfinished_sets
+from idemactor.storage.unfinished import begin, discard
 from idemactor.storage.writing import ROWS_PER_TRANSACTION
 
 CONFLICTS_NAMED: Final = 100
@@ -107,11 +108,11 @@ def import_lines(
         meta = None if there_already is None else there_already.meta
         if meta is not None and shards not in (None, meta.shards):
             raise StartError(f"{path} has {meta.shards} shards; leave --shards out, and reshard it afterwards")
-        spool = read_spool(directory / shard_name(0), file, progress, keys)
         with contextlib.ExitStack() as stack:
             there: Sequence[ShardReader] = []
             if meta is not None:
                 there = stack.enter_context(open_readers(meta.home(path), meta, keys))
+            spool = read_spool(directory / shard_name(0), file, progress, keys)
             present = _look_up(spool, there, progress, keys)
             left = End(spool.counted.entries - present.entries, *_rest(spool.counted, present))
             count = (shards or shards_default or spool.head.shards) if meta is None else meta.shards
@@ -121,7 +122,8 @@ def import_lines(
                 token = _least_token(spool, there)
                 made = Making(checksums is not False if there_already is None else there_already.checksums, keys)
                 sources = [*there, read]
-                with _thrown_away(path):
+                # No later import goes on with it.
+                with thrown_away(path, BaseException):
                     rebuilt = rebuild(path, meta, "import", count, sources, progress, making=made, least_token=token)
         return Imported(left.entries, present.entries, left.events, left.incidents, count, rebuilt)
     raise AssertionError("a stack of contexts swallows nothing")
@@ -170,19 +172,6 @@ def _spool_directory(path: Path) -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):
             discard(spool)
-
-
-@contextlib.contextmanager
-def _thrown_away(path: Path) -> Iterator[None]:
-    """What is made and not finished goes: no later import goes on with it, and it would be in the way of a start."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError, StartError):
-            meta = read_meta(path)
-            for left in unfinished_sets(path, 0 if meta is None else meta.files):
-                discard(left)
-        raise
 
 
 # ----------------------------------------------------------------------------------------------------- what is there

@@ -9,7 +9,7 @@ import msgpack
 from idemactor.core.keys import Identity
 from idemactor.core.record import Entry
 from idemactor.core.tally import Tally
-from idemactor.errors import DAMAGED, StorageError, UnfitError
+from idemactor.errors import DAMAGED, OutOfReach, StorageError
 from idemactor.storage import rows, schema
 from idemactor.storage.base import Batch
 
@@ -53,13 +53,13 @@ def decode(body: bytes) -> Batch:
     """The batch of ``encode``.
 
     Raises:
-        UnfitError: The body is of another release.
+        OutOfReach: The body is of another release.
         StorageError: It is damaged.
     """
     try:
         content = msgpack.unpackb(body, raw=False, use_list=True)
         if not _VERSION_OLDEST <= content[0] <= _VERSION:
-            raise UnfitError(f"the journal holds batches of format {content[0]}; start the release that wrote it")
+            raise OutOfReach(f"the journal holds batches of format {content[0]}; start the release that wrote it")
         return _batch_of(content if content[0] == _VERSION else _brought_up(content))
     except (*DAMAGED, msgpack.exceptions.UnpackException) as error:
         raise StorageError(f"the journal holds a batch that cannot be read: {error}") from error

@@ -78,6 +78,12 @@ class Meta:
         return [journal_name(worker, self.workers) for worker in range(self.workers)]
 
 
+def lost_files(home: Path, meta: Meta) -> list[str]:
+    """The names of those files of a set that are not in ``home``, where they are."""
+    names = [*meta.journals(), *map(shard_name, range(meta.shards))]
+    return [name for name in names if not (home / name).is_file()]
+
+
 def set_path(path: Path, files: int) -> Path:
     """Where in the data directory ``path`` a set of files is."""
     return path if files == 0 else path / f"files-{files:04d}"

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Final
 
 from idemactor.core import limits
-from idemactor.core.delivery import Delivery, Event, Intent
+from idemactor.core.delivery import OMITTED, Delivery, Event, Intent, NewEvent
+from idemactor.core.intent_headers import check_intent_headers
 from idemactor.core.keys import Identity, InvalidKey, InvalidNamespace, check_key, check_namespace
 from idemactor.core.record import Entry, Incident, Outcome, Record, State, Tombstone
+from idemactor.errors import InvalidRequest
 from idemactor.storage.plain import NotPlain
 from idemactor.storage.tokens import BEGAN_MS, TOKENS_BEFORE_COPIES, TOKENS_PER_MS
 
@@ -24,13 +26,16 @@ TIME_MS_MAX: Final = BEGAN_MS + (limits.TOKEN_MAX - TOKENS_BEFORE_COPIES) // TOK
 """2162: when the tokens of copies are used up, and no server writes any more."""
 PLACE_MAX: Final = TOKENS_BEFORE_COPIES - 1
 """Places in line are microseconds since the epoch; see ``tokens.py``."""
-ID_CHARS_MAX: Final = 64
-"""Of an operation or an event: more than what makes them ever writes."""
+CONTENT_TYPE_CHARS_MAX: Final = 4 * limits.NAME_CHARS_MAX
+RULE_CHARS_MAX: Final = 256
+"""Of what a fingerprint was made under: more than the name of any rule has."""
 
-_ID: Final = re.compile(f"[0-9A-Za-z_-]{{1,{ID_CHARS_MAX}}}")
-"""Answers are made of ids as they are, without a thought of quotes."""
-_EVENT_NUMBER: Final = re.compile("[.][0-9]{1,20}")
+_OPERATION_ID: Final = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+"""See ``core/ids.py``. Answers are made of ids as they are, without a thought of quotes."""
+_EVENT_NUMBER: Final = re.compile("[.]([1-9][0-9]{0,2})")
 _CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_CONTROL_IN_LINES: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""As above, but tabs and the ends of lines pass."""
 _BREAKS_A_HEADER: Final = re.compile("[\x00\r\n]")
 
 
@@ -90,15 +95,17 @@ def check_event(event: Event) -> None:
     _check_identity(event.identity)
     _within("seq", event.seq, 1, PLACE_MAX)
     _id("operation_id", event.operation_id)
-    number = event.id.removeprefix(event.operation_id)
-    known = number != event.id and _EVENT_NUMBER.fullmatch(number) is not None
-    _require(known, "is the operation's id, a dot and a number", "id")
+    number = _EVENT_NUMBER.fullmatch(event.id.removeprefix(event.operation_id))
+    known = number is not None and int(number[1]) <= limits.EVENTS_PER_COMMIT_MAX
+    _require(known, f"is the operation's id, a dot and a number up to {limits.EVENTS_PER_COMMIT_MAX}", "id")
     _time("committed_at", event.committed_at)
     content = event.content
-    _printable("content.content_type", content.content_type)
-    _headers("content.headers", content.headers)
-    _within("content.body's size", len(content.body), 0, limits.EVENTS_BYTES_MAX)
-    _text("content.order_key", content.order_key, limits.ORDER_KEY_CHARS_MAX)
+    _text("content.order_key", content.order_key, limits.ORDER_KEY_CHARS_MAX, chars_min=1)
+    if content.headers == (OMITTED,):
+        _require(event.emptied() == event, "is empty where the content was forgotten", "content")
+        return
+    _check_content("content", content)
+    _within("content's size", content.size(), 0, limits.EVENTS_BYTES_MAX)
 
 
 def check_incident(incident: Incident) -> None:
@@ -129,9 +136,12 @@ def _check_record(record: Record) -> None:
         _time(f"record.{field}", value)
     _within("record.ttl_ms", record.ttl_ms, limits.TTL_MS_MIN, limits.TTL_MS_MAX)
     _within("record.window_ms", record.window_ms, limits.TTL_MS_MIN, limits.TTL_MS_MAX)
-    _text("record.request_id", record.request_id, limits.REQUEST_ID_CHARS_MAX)
+    _text("record.request_id", record.request_id, limits.REQUEST_ID_CHARS_MAX, chars_min=1)
     _text("record.holder", record.holder, limits.HOLDER_CHARS_MAX)
-    _text("record.reason", record.reason, limits.REASON_CHARS_MAX)
+    _text("record.reason", record.reason, limits.REASON_CHARS_MAX, control=_CONTROL_IN_LINES)
+    if record.fingerprint is not None:
+        _text("record.fingerprint.value", record.fingerprint.value, limits.FINGERPRINT_CHARS_MAX, chars_min=1)
+        _text("record.fingerprint.rule", record.fingerprint.rule, RULE_CHARS_MAX, chars_min=1)
     few = len(record.earlier) <= limits.EARLIER_TOKENS_MAX
     _require(few, f"has at most {limits.EARLIER_TOKENS_MAX} tokens", "record.earlier")
     _check_outcome("record.outcome", record.outcome)
@@ -165,7 +175,7 @@ def _check_state(record: Record) -> None:
 def _check_delivery(record: Record, delivery: Delivery) -> None:
     ended, at = delivery.ending is not None, "record.delivery"
     _within(f"{at}.seq", delivery.seq, 1, PLACE_MAX)
-    _text(f"{at}.order_key", delivery.order_key, limits.ORDER_KEY_CHARS_MAX)
+    _text(f"{at}.order_key", delivery.order_key, limits.ORDER_KEY_CHARS_MAX, chars_min=1)
     _time(f"{at}.due_at", delivery.due_at)
     _time(f"{at}.deliver_until", delivery.deliver_until)
     done = record.state is State.COMMITTED
@@ -177,7 +187,7 @@ def _check_delivery(record: Record, delivery: Delivery) -> None:
 
 def _check_tombstone(tombstone: Tombstone) -> None:
     _id("tombstone.operation_id", tombstone.operation_id)
-    _text("tombstone.request_id", tombstone.request_id, limits.REQUEST_ID_CHARS_MAX)
+    _text("tombstone.request_id", tombstone.request_id, limits.REQUEST_ID_CHARS_MAX, chars_min=1)
     _time("tombstone.expires_at", tombstone.expires_at)
 
 
@@ -186,9 +196,17 @@ def _check_intent(intent: Intent | None, delivery: Delivery | None) -> None:
         _require(delivery is None or delivery.ending is not None, "is there of what is to be delivered", "intent")
         return
     _require(delivery is not None, "is null where there is no delivery", "intent")
-    _printable("intent.content_type", intent.content_type)
-    _headers("intent.headers", intent.headers)
-    _within("intent.body's size", len(intent.body), 0, limits.INTENT_BYTES_MAX)
+    _check_content("intent", intent)
+    _within("intent's size", intent.size(), 0, limits.INTENT_BYTES_MAX)
+
+
+def _check_content(at: str, content: Intent | NewEvent) -> None:
+    """Accept what the relay sends, or shows to whoever polls."""
+    _text(f"{at}.content_type", content.content_type, CONTENT_TYPE_CHARS_MAX)
+    try:
+        check_intent_headers(content.content_type, content.headers, field=at)
+    except InvalidRequest as error:
+        raise NotPlain(error.detail, error.field or at) from None
 
 
 def _check_outcome(at: str, outcome: Outcome | None) -> None:
@@ -196,7 +214,8 @@ def _check_outcome(at: str, outcome: Outcome | None) -> None:
         return
     _within(f"{at}.status", outcome.status, limits.OUTCOME_STATUS_MIN, limits.OUTCOME_STATUS_MAX)
     _headers(f"{at}.headers", outcome.headers)
-    _within(f"{at}.body's size", len(outcome.body), 0, limits.OUTCOME_BODY_BYTES_MAX)
+    _within(f"{at}'s size", outcome.size(), 0, limits.OUTCOME_BYTES_MAX)
+    _require(not outcome.omitted or outcome.size() == 0, "is a status alone where the rest was left out", at)
 
 
 def _is_ended_by_time(record: Record) -> bool:
@@ -213,9 +232,11 @@ def _check_identity(identity: Identity) -> None:
         check_namespace(identity.namespace)
     except (InvalidKey, InvalidNamespace) as error:
         raise NotPlain(str(error), "identity") from None
-    if not 1 <= len(identity.tenant) <= limits.NAME_CHARS_MAX:
-        raise NotPlain(f"has 1 to {limits.NAME_CHARS_MAX} characters", "identity.tenant")
-    _printable("identity.tenant", identity.tenant)
+    try:
+        # Tenants have names as namespaces have.
+        check_namespace(identity.tenant)
+    except InvalidNamespace:
+        raise NotPlain("is a name as a namespace has one", "identity.tenant") from None
 
 
 def _check_tokens(item: Entry | Incident) -> None:
@@ -237,15 +258,17 @@ def _time(field: str, value: int | None) -> None:
 
 
 def _id(field: str, value: str) -> None:
-    _require(_ID.fullmatch(value) is not None, f"has 1 to {ID_CHARS_MAX} ASCII letters, digits, - and _", field)
+    _require(_OPERATION_ID.fullmatch(value) is not None, "is a UUID of version 7, in lower case", field)
 
 
-def _text(field: str, value: str | None, chars_max: int) -> None:
-    _require(value is None or len(value) <= chars_max, f"has at most {chars_max} characters", field)
-
-
-def _printable(field: str, value: str) -> None:
-    _require(_CONTROL.search(value) is None, "holds no control character", field)
+def _text(
+    field: str, value: str | None, chars_max: int, *, chars_min: int = 0, control: re.Pattern[str] = _CONTROL
+) -> None:
+    if value is None:
+        return
+    _require(len(value) <= chars_max, f"has at most {chars_max} characters", field)
+    _require(len(value) >= chars_min, "is not empty", field)
+    _require(control.search(value) is None, "holds no control character", field)
 
 
 def _headers(field: str, pairs: tuple[tuple[str, str], ...]) -> None:

@@ -18,7 +18,7 @@ import apsw
 from idemactor.core.delivery import Event, Intent, Kind
 from idemactor.core.keys import Identity, identity_hash, shard_of
 from idemactor.core.record import Entry, Incident
-from idemactor.errors import StorageError
+from idemactor.errors import OutOfReach, StorageError
 from idemactor.storage import check_sql, journal_file, rows, schema, sqlite_reads
 from idemactor.storage.base import Batch
 from idemactor.storage.check import open_untouched
@@ -26,7 +26,7 @@ from idemactor.storage.checksums import refuse_damage
 from idemactor.storage.journal_file import Held, opened_body
 from idemactor.storage.journal_rows import decode
 from idemactor.storage.overlay import Overlay
-from idemactor.storage.sealing import Keyring
+from idemactor.storage.sealing import Keyring, check_keys
 from idemactor.storage.sqlite_create import check_version
 from idemactor.storage.watermark import synced_up_to
 from idemactor.storage.ways_out import NOT_ALONE
@@ -109,6 +109,18 @@ class ShardReader:
         self.latest_ms: int = max(latest_ms, self._over.batch.now_ms)
         kept: int = connection.execute(_LAST_INCIDENT).get
         self.last_incident_id = kept + len(self._over.incidents)
+
+    def refuse_without_key(self) -> None:
+        """Look at the oldest and the latest of each kind of content.
+
+        Raises:
+            OutOfReach: The key of one of them is missing.
+        """
+        for headers, body in self._connection.execute(schema.SELECT_SEALED):
+            try:
+                check_keys(self._keys, headers, body)
+            except OutOfReach as error:
+                raise OutOfReach(f"{self.name}: {error}") from None
 
     def count(self) -> int:
         """How many entries there are."""

@@ -44,7 +44,8 @@ def reseal(file: ShardFile, keys: Keyring) -> int:
     """Bring an open file to the first of ``keys``; returns how many rows were written.
 
     Raises:
-        StorageError: What is there cannot be opened with these keys, or the file cannot be written.
+        OutOfReach: None of these keys encrypted what is there.
+        StorageError: What is there is damaged, or the file cannot be written.
         StartError: The disk is full.
     """
     return (
@@ -84,7 +85,7 @@ def _walk(file: ShardFile, select: str, update: str, reseal_row: Callable[[Row],
         written += len(changed)
         write = functools.partial(_update, update=update, changed=changed)
         if changed and file.transact(write) is not CommitResult.OK:
-            raise not_written(file.name, file.last_error)
+            raise not_written(Path(file.name), file.last_error)
 
 
 def _page(connection: apsw.Connection, select: str, after: int) -> list[Row]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import msgpack
 
-from idemactor.errors import StartError, StorageError, UnfitError
+from idemactor.errors import OutOfReach, StartError, StorageError
 
 KEY_BYTES: Final = 32
 SEALED: Final = '"sealed"'
@@ -62,14 +62,14 @@ class Keyring:
         """The plain text of what ``seal`` returned.
 
         Raises:
-            UnfitError: None of the keys encrypted it.
+            OutOfReach: None of the keys encrypted it.
             StorageError: It was changed, or belongs to something else.
         """
         from cryptography.exceptions import InvalidTag
 
         cipher = self._ciphers.get(_key_id_in(sealed))
         if cipher is None:
-            raise UnfitError(f"what is stored was encrypted with another key; {_WAY_OUT}")
+            raise OutOfReach(f"what is stored was encrypted with another key; {_WAY_OUT}")
         try:
             plain: bytes = cipher.decrypt(
                 sealed[_HEAD_BYTES - _NONCE_BYTES : _HEAD_BYTES], sealed[_HEAD_BYTES:], _packed(about)
@@ -96,11 +96,11 @@ def unseal(keys: Keyring | None, sealed: bytes, about: About) -> bytes:
     """The plain text of what is sealed.
 
     Raises:
-        UnfitError: There are no keys, or none of them encrypted it.
+        OutOfReach: There are no keys, or none of them encrypted it.
         StorageError: See ``Keyring.open``.
     """
     if keys is None:
-        raise UnfitError(f"what is stored is encrypted, and no key is configured; {_WAY_OUT}")
+        raise OutOfReach(f"what is stored is encrypted, and no key is configured; {_WAY_OUT}")
     return keys.open(sealed, about)
 
 
@@ -108,11 +108,11 @@ def check_keys(keys: Keyring | None, headers: str, body: bytes) -> None:
     """Refuse to go on without the key of something that is stored.
 
     Raises:
-        UnfitError: It is sealed, and its key is not there.
+        OutOfReach: It is sealed, and its key is not there.
     """
     if headers == SEALED and (keys is None or not keys.knows(body)):
         which = "no key is configured" if keys is None else "its key is not among those that are configured"
-        raise UnfitError(f"it holds what is encrypted, and {which}; {_WAY_OUT}")
+        raise OutOfReach(f"it holds what is encrypted, and {which}; {_WAY_OUT}")
 
 
 def hide(keys: Keyring, parts: Sequence[str | bytes], about: About) -> bytes:

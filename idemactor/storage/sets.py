@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from idemactor.errors import StartError
-from idemactor.storage.layout import SETS_MAX, Meta, set_path, write_meta
+from idemactor.storage.layout import SETS_MAX, Meta, read_meta, set_path, write_meta
 from idemactor.storage.sqlite_create import sync_path
-from idemactor.storage.unfinished import finish, finished_sets, is_unfinished
+from idemactor.storage.unfinished import discard, finish, finished_sets, is_unfinished, unfinished_sets
 
 
 def next_set(path: Path, before: Meta | None) -> int:
@@ -40,6 +42,32 @@ def switch(path: Path, home: Path, meta: Meta) -> None:
     sync_path(path)
     write_meta(path, meta)
     finish(home)
+
+
+@contextlib.contextmanager
+def thrown_away(path: Path, when: type[BaseException]) -> Iterator[None]:
+    """While a set is made in ``path``: what is not finished goes if it ends in one of ``when``.
+
+    It would be in the way of a start, of all that a full disk has still to take, and of who cannot go on with it.
+
+    What does not go is named by the next start.
+    """
+    try:
+        yield
+    except when:
+        for left in _left_in(path):
+            with contextlib.suppress(OSError):
+                discard(left)
+        raise
+
+
+def _left_in(path: Path) -> list[Path]:
+    try:
+        meta = read_meta(path)
+    except (StartError, OSError):
+        # Which sets count is not known.
+        return []
+    return unfinished_sets(path, 0 if meta is None else meta.files)
 
 
 def note_of(before: Meta | None) -> dict[str, Any] | None:

@@ -9,7 +9,7 @@ from typing import Final
 
 import apsw
 
-from idemactor.errors import UnfitError
+from idemactor.errors import OutOfReach, UnfitError
 from idemactor.storage import schema
 from idemactor.storage.checksums import checked_vfs, make_room
 from idemactor.storage.ownership import hand_over
@@ -111,7 +111,8 @@ def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) ->
         The version.
 
     Raises:
-        UnfitError: The message says the way out.
+        OutOfReach: It is of another release.
+        UnfitError: It is not of this kind. The messages say the way out.
     """
     application = connection.pragma("application_id")
     version: int = connection.pragma("user_version")
@@ -120,7 +121,7 @@ def check_version(connection: apsw.Connection, name: str, kind: Kind = SHARD) ->
             f"{name} is not a file of idemactor ({kind.name}); name another data directory or move it away"
         )
     if not kind.oldest <= version <= kind.version:
-        raise UnfitError(
+        raise OutOfReach(
             f"{name} has format {version}, this release knows {kind.version}; start the release that wrote it"
         )
     return version

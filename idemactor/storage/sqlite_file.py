@@ -8,7 +8,7 @@ from pathlib import Path
 import apsw
 
 from idemactor.core.tally import Tally
-from idemactor.errors import DamagedError, StorageError, UnfitError
+from idemactor.errors import DamagedError, OutOfReach, UnfitError
 from idemactor.storage import schema, sqlite_writes
 from idemactor.storage.base import Batch, CommitResult, Opened
 from idemactor.storage.sealing import Keyring, check_keys
@@ -97,8 +97,8 @@ class ShardFile(WalFile[Opened]):
         for headers, body in () if self._place.as_is else connection.execute(schema.SELECT_SEALED):
             try:
                 check_keys(self._place.keys, headers, body)
-            except StorageError as error:
-                raise UnfitError(f"{self._name}: {error}") from None
+            except OutOfReach as error:
+                raise OutOfReach(f"{self._name}: {error}") from None
         self._delivers = bool(connection.execute(schema.HAS_DELIVERIES).get)
 
     def _touch(self, connection: apsw.Connection) -> None:

@@ -42,7 +42,7 @@ from idemactor.storage.base import CommitResult
 from idemactor.storage.checksums import checked_vfs, has_checksums, is_damage
 from idemactor.storage.sqlite_create import PAGE_BYTES
 from idemactor.storage.wal_frames import HEADER_BYTES, damage_behind
-from idemactor.storage.ways_out import NOT_ALONE
+from idemactor.storage.ways_out import NOT_ALONE, said_of
 
 P = ParamSpec("P")
 S = TypeVar("S")
@@ -459,17 +459,7 @@ def refusal(name: str, how: str, error: Exception) -> StorageError:
     """What is said of a file that could not be opened or read."""
     if is_damage(error):
         return DamagedError(damaged(name, str(error)))
-    # SQLite says of a WAL that cannot be made what it says of a file that is not there.
-    why = f"{error} (no inode left: remove some files)" if _out_of_inodes(name) else str(error)
-    return StorageError(f"{name} cannot be {how}: {why}")
-
-
-def _out_of_inodes(name: str) -> bool:
-    try:
-        system = os.statvfs(os.path.dirname(name) or ".")
-    except OSError:
-        return False
-    return system.f_files > 0 and system.f_favail == 0
+    return StorageError(f"{name} cannot be {how}: {said_of(error, Path(name))}")
 
 
 def _first_fault(connection: apsw.Connection) -> str | None:

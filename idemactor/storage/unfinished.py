@@ -32,6 +32,12 @@ from idemactor.storage.sqlite_create import FILE_MODE, sync_path
 MARK_NAME: Final = "idemactor.unfinished"
 """Only a directory with this file in it is ever removed."""
 
+NO_USE: Final = (
+    "is of a reshard, restore or import that did not come to its end, and counts for nothing: run it once more, or"
+    " remove what is left"
+)
+"""What is said of what ``unfinished`` finds."""
+
 _SET: Final = re.compile(r"files-([0-9]{4})")
 
 

@@ -8,6 +8,7 @@ from typing import Final
 from idemactor.core import limits
 from idemactor.core.commands import Command, Dispatch
 from idemactor.core.delivery import Intent, NewEvent
+from idemactor.core.intent_headers import check_intent_headers
 from idemactor.errors import Code, InvalidRequest, RequestError
 from idemactor.wire.contents import (
     BODY_MEMBERS,
@@ -17,7 +18,6 @@ from idemactor.wire.contents import (
     header_pairs,
 )
 from idemactor.wire.fields import Dialect, Kind, Reader, text, text_reader
-from idemactor.wire.intent_headers import check_intent_headers
 
 Pairs = tuple[tuple[str, str], ...]
 

@@ -412,6 +412,59 @@ def test_a_line_that_cannot_be_written_any_more_is_told(
 # ---------------------------------------------------------------------------------------------- where an export goes to
 
 
+def test_a_dash_is_standard_output_and_input(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    exported = invoke("export", str(data), "--output", "-")
+    assert exported.exit_code == 0
+    assert [json.loads(line)["type"] for line in exported.stdout.splitlines()] == ["export", "end"]
+    assert invoke("export", str(data), "--output", "-", "--json").exit_code == Exit.USAGE
+    assert sorted(os.listdir(tmp_path)) == ["data"]
+    assert invoke("import", "new", "-", stdin=exported.stdout_bytes).exit_code == 0
+    assert (tmp_path / "new" / "idemactor.json").exists()
+    # Whoever means a file of that name can say so.
+    assert invoke("export", str(data), "--output", "./-").exit_code == 0
+    assert invoke("import", "again", "./-").exit_code == 0
+    assert (tmp_path / "-").is_file()
+
+
+def test_a_backup_is_changed_by_no_tool(data: Path, tmp_path: Path) -> None:
+    backup, lines, config = tmp_path / "b", tmp_path / "x", tmp_path / "c.toml"
+    key = tmp_path / "key"
+    key.write_text(base64.b64encode(bytes(32)).decode())
+    config.write_text(f'[server]\nencryption_key_file = "{key}"\n')
+    invoke("backup", str(backup), "--data-dir", str(data))
+    invoke("export", str(data), "--output", str(lines))
+    before = digests(backup)
+    for arguments in (
+        ("reshard", str(backup), "--to", "3"),
+        ("import", str(backup), str(lines)),
+        ("reencrypt", "--config", str(config), "--data-dir", str(backup)),
+    ):
+        done = invoke(*arguments)
+        assert done.exit_code == Exit.USAGE
+        said = f"idemactor: {backup} is a backup, and stays one: `idemactor restore {backup} DIR` makes"
+        assert done.stderr.startswith(said)
+        assert digests(backup) == before
+    # Once somebody served it, it is a data directory like any other.
+    DataDirectory.open(backup).close()
+    assert invoke("reshard", str(backup), "--to", "3").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["shard-0001.db", "journal.db"])
+def test_a_file_that_is_gone_is_damage_and_named(data: Path, tmp_path: Path, name: str) -> None:
+    invoke("backup", str(tmp_path / "b"), "--data-dir", str(data))
+    for path in (tmp_path / "b", data):
+        (path / name).unlink()
+    for arguments, where in (
+        (("restore", str(tmp_path / "b"), str(tmp_path / "r")), tmp_path / "b"),
+        (("backup", str(tmp_path / "r"), "--data-dir", str(data)), data),
+        (("export", str(data), "--output", str(tmp_path / "r")), data),
+    ):
+        done = invoke(*arguments)
+        assert (done.exit_code, done.stderr.split(" is missing")[0]) == (Exit.DAMAGED, f"idemactor: {where / name}")
+        assert not (tmp_path / "r").exists()
+
+
 def test_what_is_no_file_is_written_to_and_stays_what_it_is(data: Path, tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

@@ -15,7 +15,7 @@ from idemactor.core.tally import Tally
 from idemactor.errors import StorageError
 from idemactor.storage.base import Batch, CommitResult, Engine, Open, Opened, RecordQuery, StateFilter
 from idemactor.storage.memory import MemoryEngine
-from tests.storage.samples import INTENT, NOW, Writer, committed, dispatched, event, name, pending, picture
+from tests.storage.samples import INTENT, NOW, Writer, committed, dispatched, event, name, operation, pending, picture
 
 
 class Disk(Protocol):
@@ -274,25 +274,25 @@ class EngineContract:
             {},
             [],
         )
-        assert await engine.find_operation("default", "trade", "operation-1") is None
+        assert await engine.find_operation("default", "trade", operation(1)) is None
 
     async def test_an_entry_may_lose_its_delivery_and_get_another(self, engine: Engine) -> None:
         await put(engine, dispatched(1, name("k")), intents={1: INTENT})
-        released = Tombstone(1, None, "operation-1", NOW + 9, ending=Ending.RELEASED)
+        released = Tombstone(1, None, operation(1), NOW + 9, ending=Ending.RELEASED)
         await put(engine, Entry(1, name("k"), None, released, NOW + 9), undelivered=[1])
         assert (await engine.load_intents([1]), await engine.outbox(0, 1_000)) == ({}, [])
-        assert await engine.find_operation("default", "trade", "operation-1") == name("k")
-        again = replace(dispatched(1, name("k"), operation_id="operation-2"), tombstone=released)
+        assert await engine.find_operation("default", "trade", operation(1)) == name("k")
+        again = replace(dispatched(1, name("k"), operation_id=operation(2)), tombstone=released)
         await put(engine, again, intents={1: INTENT})
         assert await engine.load([name("k")]) == {name("k"): again}
-        for operation_id in ("operation-1", "operation-2"):
+        for operation_id in (operation(1), operation(2)):
             assert await engine.find_operation("default", "trade", operation_id) == name("k")
-        third, other = dispatched(1, name("k"), operation_id="operation-3"), Intent("", b"other")
+        third, other = dispatched(1, name("k"), operation_id=operation(3)), Intent("", b"other")
         await put(engine, third, undelivered=[1], intents={1: other})
         assert await engine.load_ids([1]) == {1: third}
         assert await engine.load_intents([1]) == {1: other}
         assert [each.id for each in await engine.outbox(0, 1_000)] == [1]
-        assert await engine.find_operation("default", "trade", "operation-2") is None
+        assert await engine.find_operation("default", "trade", operation(2)) is None
 
     async def test_an_operation_is_found_by_its_owner_alone_and_only_if_dispatched(self, engine: Engine) -> None:
         done = Delivery(7, None, None, NOW, ending=Ending.SUCCEEDED)
@@ -303,11 +303,11 @@ class EngineContract:
             pending(2, name("reserved")),
             Entry(3, name("released"), None, plain, NOW + 9),
         )
-        assert await engine.find_operation("default", "trade", "operation-1") == name("done")
+        assert await engine.find_operation("default", "trade", operation(1)) == name("done")
         for asked in (
-            ("default", "pay", "operation-1"),
-            ("acme", "trade", "operation-1"),
-            ("default", "trade", "operation-2"),
+            ("default", "pay", operation(1)),
+            ("acme", "trade", operation(1)),
+            ("default", "trade", operation(2)),
             ("default", "trade", "released plainly"),
             ("default", "trade", "nobody's"),
         ):

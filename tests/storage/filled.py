@@ -166,7 +166,9 @@ class Filler:
         tombstone = None
         if rng.random() < 0.3 and token > entry_id:
             ending = rng.choice((None, Ending.CANCELLED, Ending.FAILED))
-            tombstone = Tombstone(token - 1, "r", f"t{token}", self.now + 99, rng.random() < 0.5, ending)
+            tombstone = Tombstone(
+                token - 1, "r", samples.operation(2**70 + token), self.now + 99, rng.random() < 0.5, ending
+            )
             if rng.random() < 0.4:
                 return Whole(Entry(entry_id, identity, None, tombstone, self.now + 9), None)
         state = rng.choice(tuple(State))
@@ -175,7 +177,7 @@ class Filler:
             state=state,
             attempt=rng.randrange(1, 4),
             token=token,
-            operation_id=f"o{token}-{identity.key}",
+            operation_id=samples.operation(token),
             first_seen_at=self.now,
             reserved_at=self.now,
             lease_expires_at=None if done else self.now + 5,
@@ -188,7 +190,7 @@ class Filler:
         )
         intent = None
         if rng.random() < 0.4:
-            intent = samples.intent(rng, samples.FIELDS)
+            intent = samples.intent(rng, samples.FIELDS, samples.NAMES)
             self.seq += rng.randrange(1, 3)
             record = replace(record, delivery=self._delivery(state))
         return Whole(Entry(entry_id, identity, record, tombstone, self.now + 5), intent)
@@ -213,7 +215,7 @@ class Filler:
         if self.rng.random() < 0.3:
             outcome = samples.outcome(self.rng, samples.FIELDS) if self.rng.random() < 0.5 else None
             token = self._token(shard)
-            incident = Incident(self._identity(shard), "op", token, None, self.now, outcome)
+            incident = Incident(self._identity(shard), samples.operation(token), token, None, self.now, outcome)
             batch.incidents.append(incident)
             after.incidents[incident.identity, token] = incident
         if self.rng.random() < 0.2:

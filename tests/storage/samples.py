@@ -9,6 +9,7 @@ from typing import Final
 
 from idemactor.core.delivery import Delivery, Ending, Event, Intent, NewEvent
 from idemactor.core.fingerprint import Fingerprint
+from idemactor.core.ids import uuid7
 from idemactor.core.keys import Identity
 from idemactor.core.record import EarlierToken, Entry, Incident, Outcome, Record, State, Tombstone
 from idemactor.core.tally import Tally, TallyKey
@@ -20,6 +21,13 @@ NOW: Final = 1_700_000_000_000
 _TEXTS: Final = ("", "x", "worker-1", "größer", "日本語", "🦀", "a:b:c", "'; DROP TABLE records --", "nul\x00inside")
 FIELDS: Final = tuple(text for text in _TEXTS if text and "\x00" not in text)
 """What a header field can be made of."""
+NAMES: Final = ("x", "worker-1", "X_Own")
+"""What a field of an intent can be called."""
+
+
+def operation(number: int) -> str:
+    """An operation's id, another one for each number."""
+    return uuid7(NOW, number)
 
 
 def pending(entry_id: int, identity: Identity, **changes: object) -> Entry:
@@ -28,7 +36,7 @@ def pending(entry_id: int, identity: Identity, **changes: object) -> Entry:
         "state": State.PENDING,
         "attempt": 1,
         "token": entry_id,
-        "operation_id": f"operation-{entry_id}",
+        "operation_id": operation(entry_id),
         "first_seen_at": NOW,
         "reserved_at": NOW,
         "lease_expires_at": NOW + 1_000,
@@ -67,7 +75,7 @@ def event(seq: int, identity: Identity | None = None, **content: object) -> Even
     """An event, most of it the usual."""
     fields: dict[str, object] = {"content_type": "text/plain", "body": b"done"}
     what = NewEvent(**(fields | content))  # type: ignore[arg-type]
-    return Event(seq, identity or name("k"), f"operation.{seq}", "operation", NOW, what)
+    return Event(seq, identity or name("k"), f"{operation(seq)}.1", operation(seq), NOW, what)
 
 
 def name(key: str, namespace: str = "trade", tenant: str = "default") -> Identity:
@@ -77,9 +85,11 @@ def name(key: str, namespace: str = "trade", tenant: str = "default") -> Identit
 
 def outcome(rng: Random, texts: Sequence[str] = _TEXTS) -> Outcome:
     """Any outcome, its headers made of ``texts``."""
+    if rng.random() < 0.2:
+        return Outcome(rng.randrange(100, 600), omitted=True)
     headers = tuple((rng.choice(texts), rng.choice(texts)) for _ in range(rng.randrange(3)))
     body = rng.randbytes(rng.choice((0, 1, 40, 6_000)))
-    return Outcome(rng.randrange(100, 600), headers, body, omitted=rng.random() < 0.2)
+    return Outcome(rng.randrange(100, 600), headers, body)
 
 
 def _maybe(rng: Random, value: str | int) -> str | int | None:
@@ -110,7 +120,7 @@ def record(rng: Random, token: int, now: int) -> Record:
         values["delivery"] = delivery(rng, state, token, now)
         if state is State.PENDING and rng.random() < 0.5:
             values["lease_expires_at"] = None
-    fixed = (state, rng.randrange(1, 9), token, f"operation-{token}", now - rng.randrange(50), now - rng.randrange(50))
+    fixed = (state, rng.randrange(1, 9), token, operation(token), now - rng.randrange(50), now - rng.randrange(50))
     return Record(*fixed, **values)  # type: ignore[arg-type]
 
 
@@ -123,9 +133,9 @@ def delivery(rng: Random, state: State, seq: int, now: int) -> Delivery:
     return Delivery(_SEQ + seq, order_key, due_at, now + rng.randrange(9_000), rng.random() < 0.5, ending)
 
 
-def intent(rng: Random, texts: Sequence[str] = _TEXTS) -> Intent:
-    """Any intent, its type and its headers made of ``texts``."""
-    headers = tuple((rng.choice(texts), rng.choice(texts)) for _ in range(rng.randrange(3)))
+def intent(rng: Random, texts: Sequence[str] = _TEXTS, names: Sequence[str] = _TEXTS) -> Intent:
+    """Any intent, its type and its headers made of ``texts``, those called by ``names``."""
+    headers = tuple((rng.choice(names), rng.choice(texts)) for _ in range(rng.randrange(3)))
     return Intent(rng.choice(texts), rng.randbytes(rng.choice((0, 1, 40, 6_000))), headers)
 
 
@@ -138,7 +148,7 @@ def entry(rng: Random, entry_id: int, identity: Identity, token: int, now: int) 
         tombstone = Tombstone(
             max(1, token - 1),
             request_id,
-            f"released-{token}",
+            operation(2**70 + token),
             now + rng.randrange(3_000),
             rng.random() < 0.5,
             rng.choice((None, Ending.FAILED, Ending.CANCELLED, Ending.RELEASED)),

@@ -343,7 +343,7 @@ def test_a_file_of_a_newer_release_is_named_as_it_is_called_where_it_lies(tmp_pa
     connection.pragma("user_version", 99)
     connection.close()
     for work in (back_up, restore):
-        with pytest.raises(StorageError, match="has format 99, this release knows") as caught:
+        with pytest.raises(StartError, match="has format 99, this release knows") as caught:
             work(tmp_path / "data", tmp_path / "new", silent)
         assert name in str(caught.value)
         assert ".part" not in str(caught.value)
@@ -365,6 +365,27 @@ def test_an_error_is_never_said_to_be_none(tmp_path: Path, error: apsw.Error, sa
         raise error
     assert said in str(caught.value)
     assert isinstance(error, apsw.IOError) or str(caught.value).startswith(f"{tmp_path} cannot be written")
+
+
+@pytest.mark.parametrize("kind", ["directory", "file"])
+def test_what_took_the_place_of_a_backup_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Two backups to one place at once, for one."""
+    DataDirectory.open(tmp_path / "data", 1).close()
+    target, real = tmp_path / "backup", copying.copy_files
+    theirs = target / "theirs" if kind == "directory" else target
+
+    def overtaken(*arguments: Any, **named: Any) -> Any:
+        theirs.parent.mkdir(exist_ok=True)
+        theirs.touch()
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(backups, "copy_files", overtaken)
+    with pytest.raises(StartError, match="backup came to be there meanwhile; name a new directory"):
+        back_up(tmp_path / "data", target, silent)
+    assert theirs.is_file()
+    assert sorted(os.listdir(tmp_path)) == ["backup", "data"]
 
 
 @pytest.mark.parametrize("work", [back_up, restore])

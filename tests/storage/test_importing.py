@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from idemactor.core.delivery import OMITTED
 from idemactor.core.limits import TOKEN_MAX
 from idemactor.core.record import Outcome
 from idemactor.errors import StartError, StorageError
@@ -30,7 +31,7 @@ from idemactor.storage.reading import Whole
 from idemactor.storage.sqlite import SqliteEngine
 from idemactor.storage.tokens import TOKENS_BEFORE_COPIES
 from tests.storage.filled import Content, content_of
-from tests.storage.samples import NOW, committed, name, pending
+from tests.storage.samples import NOW, committed, name, operation, pending
 from tests.storage.test_backups import Interrupted, interrupt_at
 from tests.storage.test_reading import digests
 from tests.storage.test_resharding import filled, two_alike
@@ -228,20 +229,22 @@ def twice(lines: list[Any]) -> None:
     lines[3].update(entries=2)
 
 
+CONTENT: dict[str, Any] = {"content_type": "text/plain", "body": "x"}
 DELIVERY = {"seq": 5, "order_key": None, "due_at": None, "deliver_until": NOW}
-A_TOMBSTONE = {"token": 5, "request_id": None, "operation_id": "o", "expires_at": NOW}
+OPERATION = operation(7)
+A_TOMBSTONE = {"token": 5, "request_id": None, "operation_id": OPERATION, "expires_at": NOW}
 IDENTITY = {"tenant": "default", "namespace": "trade", "key": "k"}
 
 
 def an_event(**changes: Any) -> dict[str, Any]:
     content = {"content_type": "text/plain", "body": "x"}
-    fields = {"seq": 5, "identity": IDENTITY, "id": "op.1", "operation_id": "op", "committed_at": NOW}
+    fields = {"seq": 5, "identity": IDENTITY, "id": f"{OPERATION}.1", "operation_id": OPERATION, "committed_at": NOW}
     return {"type": "event", **fields, "content": content} | changes
 
 
 def an_incident(**changes: Any) -> dict[str, Any]:
-    fields = {"identity": IDENTITY, "operation_id": "op", "token": 5, "present_token": None, "at": NOW, "outcome": None}
-    return {"type": "incident", **fields} | changes
+    fields = {"identity": IDENTITY, "operation_id": OPERATION, "token": 5, "present_token": None, "at": NOW}
+    return {"type": "incident", **fields, "outcome": None} | changes
 
 
 def insert(lines: list[Any], *more: Any) -> None:
@@ -271,7 +274,7 @@ CHANGES: dict[str, Callable[[list[Any]], object]] = {
     "line 2: record.colour: there is no such member": lambda lines: lines[1]["record"].update(colour="red"),
     "line 2: record.attempt: is missing": lambda lines: lines[1]["record"].pop("attempt"),
     "line 2: identity: a key has": lambda lines: lines[1]["identity"].update(key=""),
-    "line 2: identity.tenant: has 1 to": lambda lines: lines[1]["identity"].update(tenant=""),
+    "line 2: identity.tenant: is a name": lambda lines: lines[1]["identity"].update(tenant=""),
     "line 2: identity: a namespace": lambda lines: lines[1]["identity"].update(namespace="No"),
     "line 2: record.holder: is a text without lone surrogates": lambda lines: lines[1]["record"].update(
         holder="\ud800"
@@ -294,9 +297,18 @@ OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
     ("attempt: is 1 to", {"attempt": 0}),
     ("attempt: is 1 to", {"attempt": 2**63 - 1}),
     ("token: is 1 to", {"token": 2**53 - 1}),
-    ("operation_id: has 1 to 64", {"operation_id": "a\r\nb"}),
-    ("operation_id: has 1 to 64", {"operation_id": 'a"b'}),
-    ("operation_id: has 1 to 64", {"operation_id": "a\0"}),
+    *(
+        ("operation_id: is a UUID of version 7", {"operation_id": operation_id})
+        for operation_id in (
+            "",
+            "x",
+            "a\r\nb",
+            'a"b',
+            f"{OPERATION}\n",
+            OPERATION.upper(),
+            OPERATION.replace("-7", "-4", 1),
+        )
+    ),
     ("committed_at: is a time", {"committed_at": None}),
     ("expires_at: is a time", {"expires_at": None}),
     ("lease_expires_at: is null", {"lease_expires_at": NOW}),
@@ -310,12 +322,22 @@ OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
     ("ttl_ms: is 1 to", {"ttl_ms": -1}),
     ("window_ms: is 1 to", {"window_ms": 2**60}),
     ("reason: has at most", {"reason": "x" * 513}),
+    ("reason: holds no control character", {"reason": "a\x00"}),
+    ("holder: holds no control character", {"holder": "\x00"}),
+    ("holder: holds no control character", {"holder": "two\nlines"}),
+    ("request_id: is not empty", {"request_id": ""}),
+    ("request_id: holds no control character", {"request_id": "a\x85"}),
+    ("fingerprint.value: is not empty", {"fingerprint": {"value": "", "rule": "v1"}}),
+    ("fingerprint.value: has at most", {"fingerprint": {"value": "x" * 129, "rule": "v1"}}),
+    ("fingerprint.rule: holds no control character", {"fingerprint": {"value": "x", "rule": "v\x001"}}),
     ("holder: has at most", {"holder": "x" * 129}),
     ("request_id: has at most", {"request_id": "x" * 129}),
     ("outcome.status: is 100 to 599", {"outcome": {"status": 99}}),
     ("outcome.status: is 100 to 599", {"outcome": {"status": 2**40}}),
     ("outcome.headers[1]: is the name", {"outcome": {"status": 200, "headers": [["a", "b"], ["a", "b\r\nc: d"]]}}),
     ("outcome.headers[0]: is the name", {"outcome": {"status": 200, "headers": [["", "b"]]}}),
+    ("outcome's size: is 0 to", {"outcome": {"status": 200, "headers": [["a", "b" * 2**20]]}}),
+    ("outcome: is a status alone", {"outcome": {"status": 200, "body": "x", "omitted": True}}),
     ("earlier[1].token: is 1 to", {"earlier": [{"token": 1}, {"token": 2**53 - 1}]}),
     ("earlier: has at most 16", {"earlier": [{"token": 1}] * 17}),
     ("delivery.seq: is 1 to", {"delivery": DELIVERY | {"seq": 2**60, "ending": "failed"}}),
@@ -323,6 +345,8 @@ OF_RECORDS: list[tuple[str, dict[str, Any]]] = [
     ("delivery.ending: is there", OPEN | {"delivery": DELIVERY | {"ending": "failed"}}),
     ("delivery.due_at: is null", {"delivery": DELIVERY | {"ending": "failed", "due_at": NOW}}),
     ("delivery.due_at: is a time", OPEN | {"state": "pending", "lease_expires_at": None, "delivery": DELIVERY}),
+    ("delivery.order_key: is not empty", {"delivery": DELIVERY | {"ending": "failed", "order_key": ""}}),
+    ("delivery.order_key: holds no", {"delivery": DELIVERY | {"ending": "failed", "order_key": "a\tb"}}),
     ("delivery.order_key: has at most", {"delivery": DELIVERY | {"ending": "failed", "order_key": "x" * 257}}),
 ]
 OF_ENTRIES: list[tuple[str, dict[str, Any]]] = [
@@ -332,14 +356,24 @@ OF_ENTRIES: list[tuple[str, dict[str, Any]]] = [
     ("record, tombstone: one of both", {"record": None}),
     ("tombstone.token: is not the record's", {"tombstone": A_TOMBSTONE | {"token": 1}}),
     ("tombstone.token: is 1 to", {"tombstone": A_TOMBSTONE | {"token": 0}}),
-    ("tombstone.operation_id: has", {"tombstone": A_TOMBSTONE | {"operation_id": ""}}),
+    ("tombstone.operation_id: is a UUID", {"tombstone": A_TOMBSTONE | {"operation_id": "x"}}),
+    ("tombstone.request_id: is not empty", {"tombstone": A_TOMBSTONE | {"request_id": ""}}),
     ("tombstone.expires_at: is 0 to", {"tombstone": A_TOMBSTONE | {"expires_at": 2**60}}),
-    ("identity.tenant: holds no control", {"identity": IDENTITY | {"tenant": "a\nb"}}),
+    *(("identity.tenant: is a name", {"identity": IDENTITY | {"tenant": name}}) for name in ("a\nb", "A", "x" * 64)),
     ("intent: is null", {"intent": {"content_type": "", "body": ""}}),
 ]
 OF_OTHERS: list[tuple[str, dict[str, Any]]] = [
-    ("id: is the operation's id", {"type": "event", "id": "other.1"}),
-    ("id: is the operation's id", {"type": "event", "id": "op.1\n"}),
+    *(
+        ("id: is the operation's id", {"type": "event", "id": event_id})
+        for event_id in ("other.1", OPERATION, *(f"{OPERATION}{end}" for end in (".0", ".01", ".1\n", ".101", ".x")))
+    ),
+    ("operation_id: is a UUID", {"type": "event", "operation_id": "x", "id": "x.1"}),
+    ("content.order_key: is not empty", {"type": "event", "content": CONTENT | {"order_key": ""}}),
+    ("content.headers.0: is no name", {"type": "event", "content": CONTENT | {"headers": [["a b", "c"]]}}),
+    ("content.headers.0: Host is written", {"type": "event", "content": CONTENT | {"headers": [["Host", "c"]]}}),
+    ("content.headers.0: is no value", {"type": "event", "content": CONTENT | {"headers": [["a", "b\x01"]]}}),
+    ("content: is empty", {"type": "event", "content": CONTENT | {"headers": [list(OMITTED)]}}),
+    ("content's size: is 0 to", {"type": "event", "content": CONTENT | {"headers": [["a", "b" * 2**20]]}}),
     ("seq: is 1 to", {"type": "event", "seq": 2**53}),
     ("committed_at: is 0 to", {"type": "event", "committed_at": 2**60}),
     ("content.content_type: holds no", {"type": "event", "content": {"content_type": "a\nb", "body": ""}}),
@@ -347,7 +381,7 @@ OF_OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("present_token: is 1 to", {"present_token": 2**60}),
     ("present_token: is 1 to", {"present_token": 0}),
     ("at: is 0 to", {"at": -1}),
-    ("operation_id: has 1 to 64", {"operation_id": "\0"}),
+    ("operation_id: is a UUID", {"operation_id": "\0"}),
     ("outcome.status: is 100 to 599", {"outcome": {"status": 600}}),
 ]
 OF_HEADS: list[tuple[str, dict[str, Any]]] = [
@@ -373,6 +407,22 @@ BROKEN: list[tuple[str, Callable[[list[Any]], object]]] = [
     *((f"line 2: {what}", lambda lines, c=changes: lines[1].update(c)) for what, changes in OF_ENTRIES),
     *((f"line 3: {what}", lambda lines, c=changes: with_other(lines, c)) for what, changes in OF_OTHERS),
     *((f"line 1: {what}", lambda lines, c=changes: lines[0].update(c)) for what, changes in OF_HEADS),
+    *(
+        (
+            f"line 2: intent{what}",
+            lambda lines, i=intent: lines[1].update(
+                intent=i, record=lines[1]["record"] | {"delivery": DELIVERY | {"ending": "failed"}}
+            ),
+        )
+        for what, intent in (
+            (".content_type: has at most", {"content_type": "x" * 253, "body": ""}),
+            (".content_type: holds no control", {"content_type": "a\nb", "body": ""}),
+            (".content_type: no header field", {"content_type": " a", "body": ""}),
+            (".headers.0: Content-Length is", CONTENT | {"headers": [["Content-Length", "5"]]}),
+            (".headers: there are more than", CONTENT | {"headers": [["a", "b"]] * 65}),
+            ("'s size: is 0 to", CONTENT | {"headers": [["a", "b" * 2**20]]}),
+        )
+    ),
     (
         "line 2: intent: is there",
         lambda lines: lines[1]["record"].update(OPEN | {"delivery": DELIVERY}),
@@ -398,12 +448,13 @@ async def test_what_no_server_can_have_written_is_refused_by_line_and_member_bef
 
 async def test_what_the_rules_are_made_of_is_taken_as_long_as_none_is_broken(tmp_path: Path) -> None:
     lines = await one_line(tmp_path / "data")
-    insert(lines, an_event(), "events")
+    forgotten = {"content_type": "", "body": "", "headers": [list(OMITTED)], "order_key": "o"}
+    insert(lines, an_event(), an_event(seq=6, id=f"{OPERATION}.100", content=forgotten), "events")
     insert(lines, an_incident(), "incidents")
     lines[1].update(tombstone=A_TOMBSTONE, intent={"content_type": "", "body": ""})
     lines[1]["record"].update(delivery=DELIVERY | {"ending": "failed"})
     done = imported(tmp_path / "new", changed(lines, lambda _: None))
-    assert (done.entries, done.events, done.incidents) == (1, 1, 1)
+    assert (done.entries, done.events, done.incidents) == (1, 2, 1)
     assert check_directory(tmp_path / "new").findings == ()
 
 

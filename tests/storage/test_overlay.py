@@ -19,7 +19,7 @@ from idemactor.storage.base import Batch, Opened
 from idemactor.storage.journal_rows import decode, encode
 from idemactor.storage.memory import MemoryDisk
 from idemactor.storage.overlay import Overlay
-from tests.storage.samples import INTENT, NOW, Writer, committed, dispatched, event, name, pending
+from tests.storage.samples import INTENT, NOW, Writer, committed, dispatched, event, name, operation, pending
 
 
 def kept(disk: MemoryDisk) -> tuple[object, ...]:
@@ -183,20 +183,20 @@ def test_an_id_that_was_deleted_and_is_back_has_lost_its_delivery() -> None:
 
 def test_an_operation_is_known_as_long_as_its_entry_says_so() -> None:
     first = dispatched(1, name("k"))
-    buried = Entry(1, name("k"), None, Tombstone(1, None, "operation-1", NOW + 9, ending=Ending.CANCELLED), NOW + 9)
+    buried = Entry(1, name("k"), None, Tombstone(1, None, operation(1), NOW + 9, ending=Ending.CANCELLED), NOW + 9)
     overlay = Overlay()
-    asked = ("default", "trade", "operation-1")
+    asked = ("default", "trade", operation(1))
     assert overlay.find_operation(*asked) is None
     for entry in (first, buried):
         overlay.add(Batch(NOW, 1, puts=[entry]))
         assert overlay.find_operation(*asked) == name("k")
-        assert overlay.find_operation("acme", "trade", "operation-1") is None
-        assert overlay.find_operation("default", "pay", "operation-1") is None
-    overlay.add(Batch(NOW, 2, puts=[dispatched(1, name("k"), token=2, operation_id="operation-2")]))
+        assert overlay.find_operation("acme", "trade", operation(1)) is None
+        assert overlay.find_operation("default", "pay", operation(1)) is None
+    overlay.add(Batch(NOW, 2, puts=[dispatched(1, name("k"), token=2, operation_id=operation(2))]))
     assert overlay.find_operation(*asked) is None
     assert overlay.covers(name("k"))
     overlay.add(Batch(NOW, 2, deletes=[first]))
-    assert overlay.find_operation("default", "trade", "operation-2") is None
+    assert overlay.find_operation("default", "trade", operation(2)) is None
 
 
 # ------------------------------------------------------------------------------------------------ bytes of the journal

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shutil
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from random import Random, SystemRandom
 
+import apsw
 import pytest
 
 from idemactor.errors import StartError, StorageError
@@ -96,9 +99,9 @@ async def test_every_tool_leaves_files_as_protected_as_they_were(
     if keys is not None:
         assert expected.wholes
         for name in ("backup", "restored", "new"):
-            with pytest.raises(StorageError, match="no key is configured"):
+            with pytest.raises(StartError, match="no key is configured"):
                 export(tmp_path / name, lambda _: None, silent)
-            with pytest.raises(StorageError, match="another key"):
+            with pytest.raises(StartError, match=r"another key|not among those"):
                 export(tmp_path / name, lambda _: None, silent, keys=OTHER)
 
 
@@ -121,13 +124,61 @@ async def test_what_is_encrypted_is_in_clear_in_no_file_of_an_import_or_a_reshar
 async def test_a_backup_without_the_key_has_what_the_files_have_or_is_refused(tmp_path: Path) -> None:
     """Rows go over as they are; a batch that only the journal has cannot be brought in without opening it."""
     content = await filled(tmp_path / "data", keys=KEYS)
-    with pytest.raises(StorageError, match="no key is configured"):
+    with pytest.raises(StartError, match="no key is configured"):
         back_up(tmp_path / "data", tmp_path / "backup", silent)
     assert not (tmp_path / "backup").exists()
     # A server that was stopped has left nothing in the journal.
     back_up(tmp_path / "data-live", tmp_path / "backup", silent)
     restore(tmp_path / "backup", tmp_path / "restored", silent)
     assert content_of(tmp_path / "restored", KEYS) == content
+
+
+def of_databases(path: Path) -> dict[str, str]:
+    """The digests of all that opening alone does not change: not of locks, nor of what SQLite has in memory."""
+    files = [each for each in path.rglob("*") if each.is_file() and not each.name.endswith(("-shm", ".lock", "LOCK"))]
+    return {str(each.relative_to(path)): hashlib.sha256(each.read_bytes()).hexdigest() for each in files}
+
+
+@pytest.mark.parametrize("keys", [None, OTHER], ids=["none", "other"])
+async def test_without_the_key_nothing_is_begun_and_nothing_is_called_damaged(
+    tmp_path: Path, keys: Keyring | None
+) -> None:
+    path = tmp_path / "data"
+    await filled(path, keys=KEYS)
+    # All that the journal had is in the files then.
+    restore(path, tmp_path / "files", silent, keys=KEYS)
+    for where in (path, tmp_path / "files"):
+        before = of_databases(where)
+        written: list[bytes] = []
+        working: Mapping[str, Callable[[], object]] = {
+            "export": partial(export, where, written.append, silent, keys=keys),
+            "reshard": partial(reshard, where, SHARDS + 1, silent, keys),
+            # Nothing of it is read before: it might be all of somebody's disk.
+            "import": partial(import_lines, where, io.BytesIO(b"no export"), silent, keys=keys),
+        }
+        for tool, work in working.items():
+            with pytest.raises(StartError, match=r"no key is configured|not among those|another key"):
+                work()
+            assert (tool, of_databases(where)) == (tool, before)
+        assert written == []
+
+
+async def test_a_key_that_is_missing_amid_the_files_leaves_no_set_behind(tmp_path: Path) -> None:
+    """A look tells of the oldest and the latest alone."""
+    path = tmp_path / "data"
+    filler = Filler(Random(3), path, 1, keys=KEYS)
+    await filler.open()
+    await filler.turns(TURNS)
+    await filler.close()
+    connection = apsw.Connection(str(path / shard_name(0)))
+    ids = [row[0] for row in connection.execute("SELECT id FROM outcomes ORDER BY id")]
+    assert len(ids) > 2
+    sealed = OTHER.seal(b"x", ("outcome", ids[1]))
+    connection.execute("UPDATE outcomes SET body = ? WHERE id = ?", (sealed, ids[1]))
+    connection.close()
+    with pytest.raises(StartError, match="another key"):
+        reshard(path, 2, silent, KEYS)
+    assert not (path / "files-0001").exists()
 
 
 @pytest.mark.parametrize("tool", ["export", "reshard", "backup", "restore"])

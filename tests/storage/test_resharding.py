@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable
@@ -27,7 +28,7 @@ from idemactor.storage.reading import Whole
 from idemactor.storage.resharding import reshard
 from idemactor.storage.sqlite import SqliteEngine
 from tests.storage.filled import Content, Filler, content_of, killed
-from tests.storage.samples import INTENT, NOW, dispatched, event, name, pending
+from tests.storage.samples import INTENT, NOW, dispatched, event, name, operation, pending
 from tests.storage.test_backups import Interrupted, interrupt_at
 
 ROUNDS = 8
@@ -123,8 +124,8 @@ async def two_alike(path: Path) -> tuple[list[Identity], list[Identity]]:
             await engine.open()
             entries = [pending(1, keys[0]), pending(2, keys[1]), dispatched(3, keys[2])]
             batch = Batch(NOW, 4, puts=entries, intents={3: INTENT})
-            batch.events = [replace(event(seq, keys[0]), id=f"operation.{shard}{seq}") for seq in (103, 104)]
-            batch.incidents = [Incident(keys[0], "op", 4, 1, NOW, None)]
+            batch.events = [replace(event(seq, keys[0]), id=f"{operation(seq)}.{1 + shard}") for seq in (103, 104)]
+            batch.incidents = [Incident(keys[0], operation(4), 4, 1, NOW, None)]
             batch.tallies = {}
             assert await engine.commit(batch) is CommitResult.OK
             await engine.close()
@@ -248,6 +249,36 @@ async def test_a_new_file_that_is_not_as_it_should_be_does_not_count(
     with pytest.raises(StorageError, match="the old files still count"):
         reshard(tmp_path / "data", 1, silent)
     assert content_of(tmp_path / "data") == filler.content
+    # To go on with it would fail again.
+    assert not (tmp_path / "data" / "files-0001").exists()
+
+
+@pytest.mark.parametrize("error", [apsw.FullError("database or disk is full"), OSError(errno.ENOSPC, "No space left")])
+@pytest.mark.parametrize("interrupted", [False, True])
+async def test_what_finds_no_room_leaves_nothing_that_takes_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, interrupted: bool
+) -> None:
+    path = tmp_path / "data"
+    filler = await filled(path, Random(21), 2)
+
+    def failing_with(failure: BaseException) -> None:
+        def build(*_: object) -> None:
+            raise failure
+
+        monkeypatch.setattr(rebuilding, "_build", build)
+
+    if interrupted:
+        failing_with(Interrupted())
+        with pytest.raises(Interrupted):
+            reshard(path, 3, silent)
+        assert (path / "files-0001").is_dir()
+    failing_with(error)
+    with pytest.raises(StartError, match="the disk is full"):
+        reshard(path, 3, silent)
+    assert not list(path.glob("files-*"))
+    monkeypatch.undo()
+    assert reshard(path, 3, silent) is not None
+    assert content_of(path).plain() == filler.content.plain()
 
 
 async def test_damaged_data_are_not_carried_over(tmp_path: Path) -> None:

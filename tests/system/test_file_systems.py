@@ -22,6 +22,9 @@ from tests.system.operator_tools import tool, worked
 from tests.system.process import Server, assert_clean, environment, eventually, refused
 
 INODES: Final = 60
+ROOM: Final = "size=2m"
+MANY_SHARDS: Final = 64
+"""Of files that do not fit into ``ROOM``."""
 SHARDS: Final = 2
 CONFIG: Final = f"[server]\nshards = {SHARDS}\n[namespaces.default]\nttl_ms = 86400000\n"
 EVICTING: Final = CONFIG.replace("[namespaces", "evict_after_ms = 1000\n[namespaces")
@@ -79,6 +82,57 @@ def test_no_inode_at_start(home: Path) -> None:
         assert refusal.code == 2
         assert "no inode left" in refusal.said
         shutil.rmtree(disk / "filler")
+        with Server(home, CONFIG, data_dir=disk / "data") as server, server.http_client() as client:
+            assert client.call("reserve", key="k").members["outcome"]["body"] == "kept"
+
+
+def use_up_room(path: Path) -> None:
+    with (path / "filler").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4_096):
+            pass
+    assert os.statvfs(path).f_bavail == 0
+
+
+@as_root
+def test_a_reshard_that_finds_no_room_leaves_all_that_there_was_and_the_next_start_serves(home: Path) -> None:
+    with file_system(home, ROOM) as disk:
+        data = disk / "data"
+        with Server(home, CONFIG, data_dir=data) as server, server.http_client() as client:
+            assert client.call("accept", key="k", outcome={"status": 200, "body": "kept"}).status == 201
+            assert server.terminate() == 0
+        before = os.statvfs(disk).f_bavail
+        for _ in range(2):
+            done = tool("reshard", data, "--to", MANY_SHARDS)
+            assert done.code == 2
+            assert "the disk is full" in done.err
+            assert not list(data.glob("files-*"))
+            assert os.statvfs(disk).f_bavail == before
+        # What a run that was killed leaves is named, since nothing else says what takes the room.
+        left = data / "files-0001"
+        left.mkdir()
+        (left / "idemactor.unfinished").touch()
+        for starts, workers in enumerate((1, SHARDS), 1):
+            server = Server(home, CONFIG.replace("shards", f"workers = {workers}\nshards"), data_dir=data)
+            with server, server.http_client() as client:
+                assert client.call("reserve", key="k").members["outcome"]["body"] == "kept"
+            assert server.log.count('"event": "unfinished_files"') == starts
+            assert f"{left} is of a reshard, restore or import" in server.log
+
+
+@as_root
+def test_no_room_for_the_index_of_a_wal_is_said_to_be_that(home: Path) -> None:
+    """SQLite says no more than that there was an I/O error."""
+    with file_system(home, ROOM) as disk:
+        with Server(home, CONFIG, data_dir=disk / "data") as server, server.http_client() as client:
+            assert client.call("accept", key="k", outcome={"status": 200, "body": "kept"}).status == 201
+            assert server.terminate() == 0
+        for file in (*disk.glob("data/*-wal"), *disk.glob("data/*-shm")):
+            file.unlink()
+        use_up_room(disk)
+        refusal = refused(Server(home, CONFIG, data_dir=disk / "data"))
+        assert refusal.code == 2
+        assert "disk I/O error (no space left on its file system: free some)" in refusal.said
+        (disk / "filler").unlink()
         with Server(home, CONFIG, data_dir=disk / "data") as server, server.http_client() as client:
             assert client.call("reserve", key="k").members["outcome"]["body"] == "kept"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import h11
 import pytest
 
+from idemactor.core.intent_headers import check_intent_headers
 from idemactor.errors import InvalidRequest
 from idemactor.gateway.proxy.headers import encoded
-from idemactor.wire.intent_headers import check_intent_headers
 
 
 @pytest.mark.parametrize("value", ["", "a", "a b\tc", "ünï €", "x" * 10_000, "\U0001f600", "\xa0"])

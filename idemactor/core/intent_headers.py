@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from idemactor.core.field_names import HOP_BY_HOP, TOKEN, plain_name
 from idemactor.core.limits import INTENT_HEADERS_MAX
 from idemactor.errors import InvalidRequest
-from idemactor.wire.field_names import HOP_BY_HOP, TOKEN, plain_name
 
 _OURS: Final = re.compile(r"host|content-length|content-type|expect|idempotency-.*|idempotent-.*|webhook-.*")
 """What the relay writes itself, or HTTP would; ``content_type`` has a member of its own."""
