@@ -12,6 +12,7 @@ from idemactor.config.kinds import Kind, show
 from idemactor.config.model import DoorSection, GatewaySection
 from idemactor.config.section import Section
 from idemactor.core import limits
+from idemactor.core.field_names import HOP_BY_HOP, TOKEN, plain_name
 from idemactor.core.fingerprint import parse_pointer
 from idemactor.core.policy import Policy
 from idemactor.gateway.proxy.attempt import order_id
@@ -20,7 +21,6 @@ from idemactor.gateway.proxy.limits import BODY_BYTES_MAX, CONCURRENT_MAX, HEADE
 from idemactor.gateway.proxy.routes import OrderIdForm, Origin, Route, RouteAuth, SuccessRule, parse_upstream
 from idemactor.gateway.proxy.verdict import means_same
 from idemactor.gateway.source import Source
-from idemactor.wire.field_names import HOP_BY_HOP, TOKEN, plain_name
 
 TIMEOUT_MS_MAX: Final = limits.DAY_MS
 UPSTREAM_IDLE_MS_MAX: Final = 3_600_000

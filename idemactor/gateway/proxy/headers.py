@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from idemactor.core.field_names import HOP_BY_HOP, TOKEN, plain_name
 from idemactor.gateway.proxy.verdict import READABLE_CODINGS
-from idemactor.wire.field_names import HOP_BY_HOP, TOKEN, plain_name
 from idemactor.wire.idempotency_key import InvalidKey, parse_key_header
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from idemactor.core.field_names import plain_name
 from idemactor.errors import InvalidRequest
-from idemactor.wire.field_names import plain_name
 
 OVERRIDES: Final = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
 """Fields by which a client names another method than the one in its request line."""
