@@ -296,6 +296,14 @@ class RpcCalls:
         if self._said:
             self._flush()
 
+    def turn_away(self, msgid: int | None, error: RequestError) -> None:
+        """Refuse a request of which only the beginning came; None: not even its id."""
+        if msgid is None:
+            self._context.observer.refused(DOOR, error.code)
+        else:
+            self._refuse(msgid, error)
+            self._flush()
+
     def _other(self, one: Incoming) -> None:
         """What is no command. Its trace ends here, unless what answers it later has taken that over."""
         method = None if isinstance(one, BadRequest) or one.method not in _METHODS else one.method

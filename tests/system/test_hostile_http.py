@@ -476,6 +476,6 @@ async def test_client_certificates_are_demanded() -> None:
 async def test_connection_handed_over_with_unread_bytes() -> None:
     async with running(make_quart_app()) as run, trio.open_nursery() as nursery:
         ours, theirs = trio.testing.memory_stream_pair()
-        nursery.start_soon(run.door.handle, theirs, GET + CLOSE)
+        nursery.start_soon(run.door.handle, theirs, bytearray(GET + CLOSE))
         await ours.send_all(b"\r\n")
         assert (await read_all(ours)).endswith(b"ok")

@@ -17,12 +17,13 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.errors import Code
+from idemactor.errors import Code, RequestError
 from idemactor.gateway.proxy.answers import of_status
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.headers import Peer
 from idemactor.gateway.proxy.http1 import HEAD_END, BodyReader, Framing, Refused, RequestHead, parse_head
 from idemactor.gateway.proxy.limits import HANGING_UP_MS, READ_BYTES, ProxyLimits
+from idemactor.server.arrivals import Arrival, Arrivals
 from idemactor.server.parting import part
 from idemactor.shard.mailbox import Answer
 
@@ -80,16 +81,24 @@ class ProxyConnection:
         stream: The client.
         peer: Who that is.
         limits: What it may take.
+        arrivals: The bodies among which those of its requests have to find room.
         answer: Who answers its requests.
         refused: Is told the code of what was refused before it was answered.
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, peer: Peer, limits: ProxyLimits, answer: Answerer, refused: Callable[[str], None]
+        self,
+        stream: trio.abc.Stream,
+        peer: Peer,
+        limits: ProxyLimits,
+        arrivals: Arrivals,
+        answer: Answerer,
+        refused: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._peer = peer
         self._limits = limits
+        self._arrivals = arrivals
         self._answer = answer
         self._refused = refused
         self._buffer = bytearray()
@@ -242,15 +251,25 @@ class ProxyConnection:
     async def _read_body(self, head: RequestHead, reader: BodyReader) -> bytes:
         reader.feed(self._buffer)
         if reader.done:
-            return reader.body
-        with self._arriving(self._limits.body_ms, "body"):
+            return reader.taken()
+        with self._arriving(self._limits.body_ms, "body"), self._arrivals.begin() as arrival:
+            self._find_room(arrival, reader, head)
             if head.expects_continue:
                 await self._stream.send_all(_CONTINUE)
             while not reader.done:
                 if not await self._fill():
                     raise ClientLeft
                 reader.feed(self._buffer)
-        return reader.body
+                self._find_room(arrival, reader, head)
+        return reader.taken()
+
+    def _find_room(self, arrival: Arrival, reader: BodyReader, head: RequestHead) -> None:
+        """Raises: Refused, where there is no room for what has come of a body, or is announced."""
+        try:
+            arrival.holds(reader.held_bytes, head.length)
+        except RequestError as error:
+            reader.taken()
+            raise Refused(_TRY_AGAIN, f"{error.detail[0].upper()}{error.detail[1:]}.") from None
 
     @contextlib.contextmanager
     def _arriving(self, within_ms: int, what: str) -> Iterator[None]:

@@ -158,7 +158,9 @@ class ProxyDoor:
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """Serve one connection to its end."""
-        connection = ProxyConnection(stream, self._peer(stream), self._limits, self._answer, self._refused)
+        connection = ProxyConnection(
+            stream, self._peer(stream), self._limits, self._context.arrivals, self._answer, self._refused
+        )
         self._connections.add(connection)
         if self._draining:
             connection.drain()
