@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable
+from hypercorn.typing import ASGIReceiveCallable, ASGIReceiveEvent
 from quart import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioRequest
@@ -66,17 +66,25 @@ class HttpExchange(TrioASGIHTTPConnection):
         read_whole = False
         if isinstance(request, HttpRequest):
             await request.wanted.wait()
-        while (message := await receive())["type"] == "http.request":
-            request.body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                request.body.set_complete()
-                read_whole = True
+        while (is_last := _appended(request, await receive())) is not None:
+            read_whole = read_whole or is_last
         if read_whole and isinstance(request, HttpRequest) and (request.handed_over.is_set() or not request.asks):
             await request.handed_over.wait()
             if not request.waits:
                 # It may only have closed its sending side, as a shell's netcat does: the answer is about to be there.
                 await trio.sleep(HANGING_UP_MS / _MS_PER_S)
         nursery.cancel_scope.cancel()
+
+
+def _appended(request: Request, message: ASGIReceiveEvent) -> bool | None:
+    """Give the app a piece of a body: whether it was the last; None: it is no piece. No caller keeps what was in it."""
+    if message["type"] != "http.request":
+        return None
+    request.body.append(message.get("body", b""))
+    if message.get("more_body", False):
+        return False
+    request.body.set_complete()
+    return True
 
 
 async def read_members(request: HttpRequest, op: str, arrivals: Arrivals) -> dict[str, object]:
@@ -166,6 +174,8 @@ async def read_body(request: HttpRequest, bytes_max: int, arrivals: Arrivals) ->
         try:
             async for piece in request.body:
                 body += piece
+                # Not kept until the next one comes: it may be nearly all there is.
+                del piece
                 if len(body) > bytes_max:
                     raise _too_large(bytes_max)
                 arrival.holds(len(body), announced)
