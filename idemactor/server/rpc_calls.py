@@ -7,6 +7,7 @@ batches of a shard, each encoded once and sent in one write.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, Protocol, cast
@@ -268,7 +269,7 @@ class RpcCalls:
 
     def _refusal(self, msgid: int, error: RequestError) -> Frame:
         self._context.observer.refused(DOOR, error.code)
-        return msgid, f"{error.code}: {error.detail}", None
+        return msgid, f"{error.code}: {_named(error)}", None
 
     def _flush(self) -> None:
         """Send what was said since the last time, in one write."""
@@ -549,6 +550,13 @@ def _frame(call: _Call, answer: Answer) -> Frame:
     if refusal is not None and refusal.error:
         return call.msgid, f"{refusal.code}: {detail_of(answer)}", None
     return call.msgid, None, body_of(answer, call.command, operator=call.is_operator, dialect=Dialect.MSGPACK)
+
+
+def _named(error: RequestError) -> str:
+    """The detail, behind the member at fault where it does not name that itself: an error is one text (contract, 6)."""
+    if error.field is None or re.search(rf"(?<!\w){re.escape(error.field)}(?!\w)", error.detail):
+        return error.detail
+    return f"{error.field}: {error.detail}"
 
 
 def _parent_of(one: Incoming) -> str | None:
