@@ -8,6 +8,7 @@ what came, not what was announced: to take the room away from others a client ha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final
@@ -22,6 +23,10 @@ SMALL_BODY_BYTES: Final = 4_096
 """A body, or a frame, of this size does not count: it takes no more than what is known of its connection anyway."""
 
 
+def _nobody(_requests: int) -> None:
+    """Is told nothing."""
+
+
 @dataclass(slots=True)
 class Arrivals:
     """The bodies in arrival at all doors of a process.
@@ -29,10 +34,12 @@ class Arrivals:
     Attributes:
         held_bytes: How much has come of them.
         bytes_max: How much may; a body that would be beyond it is refused.
+        on_refused: Told how many there was no room for. It must neither block nor raise.
     """
 
     held_bytes: int = 0
     bytes_max: int = ARRIVING_BYTES_ALL
+    on_refused: Callable[[int], None] = _nobody
 
     def begin(self) -> Arrival:
         """A place for one body after the other, as a connection brings them."""
@@ -67,7 +74,8 @@ class Arrival:
         if most <= SMALL_BODY_BYTES:
             return
         if self._all.held_bytes + most > self._all.bytes_max:
-            raise overloaded()
+            self._all.on_refused(1)
+            raise _overloaded()
         self.held_bytes = size
         self._all.held_bytes += size
 
@@ -85,7 +93,7 @@ class Arrival:
         self.done()
 
 
-def overloaded() -> RequestError:
+def _overloaded() -> RequestError:
     """What is told where there is no room."""
     return RequestError(
         Code.OVERLOADED,

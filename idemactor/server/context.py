@@ -42,7 +42,8 @@ class ServerContext:
         audit: Is told what operators did.
         backlog: What waits for clients of any door that do not read their answers; it tells ``observer`` of those
             that it did not keep.
-        arrivals: What has come of request bodies that are not whole, at any door.
+        arrivals: What has come of request bodies that are not whole, at any door; it tells ``observer`` of those that
+            it had no room for.
         destinations: Where the intents of a namespace are delivered to, for people.
     """
 
@@ -66,3 +67,4 @@ class ServerContext:
 
     def __post_init__(self) -> None:
         self.backlog.on_refused = self.observer.overloaded
+        self.arrivals.on_refused = self.observer.overloaded

@@ -243,6 +243,7 @@ async def test_bodies_in_arrival_share_a_room(first_by: str, second_by: str, moc
             await second.send(other[: other.index(b"{")])
         await settled()
         assert server.counted('idemactor_refused_total{code="IDEMPOTENCY_OVERLOADED",door="http"}') == 1
+        assert server.counted("idemactor_overloaded_total") == 1
         status, told = await second.answer()
         assert (status, told["code"]) == (503, "IDEMPOTENCY_OVERLOADED")
         assert second.closing
