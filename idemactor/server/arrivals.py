@@ -23,6 +23,10 @@ SMALL_BODY_BYTES: Final = 4_096
 """A body, or a frame, of this size does not count: it takes no more than what is known of its connection anyway."""
 
 
+STRANGERS_SHARE: Final = 2
+"""What part of the room strangers find: so they leave as much to whoever has shown a token, however many they are."""
+
+
 def _nobody(_requests: int) -> None:
     """Is told nothing."""
 
@@ -59,12 +63,13 @@ class Arrival:
         self.held_bytes = 0
         self._all = arrivals
 
-    def holds(self, size: int, announced: int = 0) -> None:
+    def holds(self, size: int, announced: int = 0, *, known: bool = True) -> None:
         """So much of it has come.
 
         Args:
             size: All that is kept of it, bytes.
             announced: How large it will be, as its sender says, bytes; 0: nobody says.
+            known: Whether its sender has said who that is, where it has to.
 
         Raises:
             RequestError: OVERLOADED: there is no room. Nothing of it counts any more: it is to be thrown away.
@@ -73,7 +78,7 @@ class Arrival:
         most = max(size, announced)
         if most <= SMALL_BODY_BYTES:
             return
-        if self._all.held_bytes + most > self._all.bytes_max:
+        if self._all.held_bytes + most > (self._all.bytes_max if known else self._all.bytes_max // STRANGERS_SHARE):
             self._all.on_refused(1)
             raise _overloaded()
         self.held_bytes = size

@@ -244,7 +244,7 @@ class RpcConnection:
         if pending <= SMALL_BODY_BYTES and not self._arrival.held_bytes:
             return True
         try:
-            self._arrival.holds(pending * FRAME_COPIES)
+            self._arrival.holds(pending * FRAME_COPIES, known=self._calls.known)
         except RequestError as error:
             self._calls.turn_away(self._frames.pending_msgid, error)
             self._frames.forget()

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from idemactor.core.limits import OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, RequestError
 from idemactor.server import lane
-from idemactor.server.arrivals import SMALL_BODY_BYTES, Arrivals
+from idemactor.server.arrivals import SMALL_BODY_BYTES, STRANGERS_SHARE, Arrivals
 from idemactor.server.http_app import build_app
 from idemactor.server.http_connection import READ_BYTES
 from idemactor.server.http_guard import HttpDoor
@@ -78,6 +78,12 @@ def test_what_counts() -> None:
     assert (arrivals.held_bytes, other.held_bytes) == (12_000, 0)
     one.holds(SMALL_BODY_BYTES)
     assert arrivals.held_bytes == 0
+    one.holds(5_000)
+    other.holds(5_000, known=False)
+    with pytest.raises(RequestError):
+        other.holds(5_001, known=False)
+    other.holds(5_001)
+    one.done()
     with other:
         other.holds(9_000)
     assert arrivals.held_bytes == 0
@@ -366,6 +372,26 @@ async def test_a_frame_that_is_not_even_told_by_its_id_closes_its_connection(aut
         assert await peer.rest() == {}
 
 
+async def test_strangers_leave_room_to_whoever_has_a_token(autojump_clock: MockClock) -> None:
+    async with rpc.serving(autojump_clock, tokens=TOKENS) as server:
+        server.rig.context.arrivals.bytes_max = 60_000
+        asked = frame(1, "k", bytes(20_000))
+        stranger, other, known = server.connect(), server.connect(), server.connect()
+        assert (await known.call("auth", token="caller-token"))["result"] == "authenticated"
+        await stranger.send(asked[:14_000])
+        await trio.sleep(1)
+        await other.send(asked[:8_000])
+        assert list(await other.rest()) == [1]
+        await known.send(asked[:14_000])
+        await trio.sleep(1)
+        assert server.rig.context.arrivals.held_bytes == FRAME_COPIES * 28_000
+        await known.send(asked[14_000:])
+        assert (await known.answers([1]))[0][0] is None
+        # However little there is left, what says who it is finds room.
+        late = server.connect()
+        assert (await late.call("auth", token="caller-token"))["result"] == "authenticated"
+
+
 # --------------------------------------------------------------------------------------------------------------- proxy
 
 
@@ -376,7 +402,7 @@ async def test_bodies_at_the_proxy_share_the_room(autojump_clock: MockClock) -> 
 
     async with proxying(autojump_clock) as proxy:
         arrivals = proxy.rig.context.arrivals
-        arrivals.bytes_max = LARGE + 20_000
+        arrivals.bytes_max = STRANGERS_SHARE * (LARGE + 20_000)
         first, second = proxy.client(), proxy.client()
         await first.stream.send_all(asked("first", bytes(60_000)))
         await trio.sleep(1)

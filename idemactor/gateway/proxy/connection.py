@@ -47,6 +47,13 @@ class ClientLeft(Exception):
     """The client closed its connection in the middle of a request."""
 
 
+class BodySource(Protocol):
+    """Where the body of a request is had from."""
+
+    async def __call__(self, *, known: bool) -> bytes:
+        """Read it; ``known``: its client has shown a token. Raises: Refused; ClientLeft."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """One request, for whoever answers it.
@@ -55,7 +62,7 @@ class Conversation:
         head: Its head.
         peer: Who sent it.
         client: Where the answer goes.
-        read_body: Reads the body; raises Refused or ClientLeft.
+        read_body: Reads the body.
         meanwhile: Waits for something; None where the client left first. Calls what it is given where the client sends
             no more but may still read, and leaves ``HANGING_UP_MS`` for an answer then.
     """
@@ -63,7 +70,7 @@ class Conversation:
     head: RequestHead
     peer: Peer
     client: ClientAnswer
-    read_body: Callable[[], Awaitable[bytes]]
+    read_body: BodySource
     meanwhile: Callable[[Work, Callable[[], None]], Awaitable[Answer | None]]
 
 
@@ -163,8 +170,8 @@ class ProxyConnection:
     def _conversation(self, head: RequestHead, client: ClientAnswer, reader: BodyReader) -> Conversation:
         keeps_alive = client.keep_alive
 
-        async def read_body() -> bytes:
-            body = await self._read_body(head, reader)
+        async def read_body(*, known: bool) -> bytes:
+            body = await self._read_body(head, reader, known=known)
             client.keep_alive = keeps_alive and not self._draining
             return body
 
@@ -248,25 +255,25 @@ class ProxyConnection:
             with trio.fail_after(self._limits.handshake_ms / _MS_PER_S):
                 await self._stream.do_handshake()
 
-    async def _read_body(self, head: RequestHead, reader: BodyReader) -> bytes:
+    async def _read_body(self, head: RequestHead, reader: BodyReader, *, known: bool) -> bytes:
         reader.feed(self._buffer)
         if reader.done:
             return reader.taken()
         with self._arriving(self._limits.body_ms, "body"), self._arrivals.begin() as arrival:
-            self._find_room(arrival, reader, head)
+            self._find_room(arrival, reader, head, known=known)
             if head.expects_continue:
                 await self._stream.send_all(_CONTINUE)
             while not reader.done:
                 if not await self._fill():
                     raise ClientLeft
                 reader.feed(self._buffer)
-                self._find_room(arrival, reader, head)
+                self._find_room(arrival, reader, head, known=known)
         return reader.taken()
 
-    def _find_room(self, arrival: Arrival, reader: BodyReader, head: RequestHead) -> None:
+    def _find_room(self, arrival: Arrival, reader: BodyReader, head: RequestHead, *, known: bool) -> None:
         """Raises: Refused, where there is no room for what has come of a body, or is announced."""
         try:
-            arrival.holds(reader.held_bytes, head.length)
+            arrival.holds(reader.held_bytes, head.length, known=known)
         except RequestError as error:
             reader.taken()
             raise Refused(_TRY_AGAIN, f"{error.detail[0].upper()}{error.detail[1:]}.") from None

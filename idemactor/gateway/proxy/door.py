@@ -244,7 +244,7 @@ class ProxyDoor:
             policy, watch = self._context.policies[route.namespace], self._context.authenticator.watch
             scope = Scope(route.tenant, route.namespace, policy, operator=False, watch=watch)
         check_method(head.method, headers, route.methods)
-        body = await conversation.read_body()
+        body = await conversation.read_body(known=route.auth is RouteAuth.BEARER)
         request = RawRequest(head.method, head.target, headers, body)
         peer, client = conversation.peer, conversation.client
         # The sender's signature may be in the very field that is taken out.
