@@ -150,12 +150,13 @@ class HttpConnection:
             # Here the nursery waits for an app that is not done yet, though nobody may want its answer any more.
 
     async def _read(self, protocol: GuardedH11, preread: bytearray) -> None:
-        if preread:
-            data = bytes(preread)
-            # Whoever called us knows it as long as the connection lives.
-            preread.clear()
-            await protocol.handle(RawData(data=data))
-            del data
+        # Piece by piece, so that what may be large is hardly ever there twice.
+        while preread and not self.closing:
+            piece = bytes(preread[:READ_BYTES])
+            del preread[:READ_BYTES]
+            await protocol.handle(RawData(data=piece))
+        # Whoever called us knows it as long as the connection lives.
+        preread.clear()
         while not self.closing:
             data = await self._next_bytes()
             await protocol.handle(RawData(data=data))
