@@ -18,8 +18,8 @@ from hypercorn.typing import AppWrapper, ASGIReceiveEvent, ASGISendEvent, HTTPDi
 
 from idemactor.server.listeners import FAILURES
 
-APP_QUEUE_MESSAGES: Final = 8
-"""How many pieces of a request body wait for an app that does not read; then the client waits."""
+APP_QUEUE_MESSAGES: Final = 2
+"""How many pieces of a request body wait for an app that does not read; then the client waits. One is the end."""
 DISCONNECT: Final[HTTPDisconnectEvent] = {"type": "http.disconnect"}
 
 _log = logging.getLogger(__name__)
@@ -28,9 +28,14 @@ Put = Callable[[ASGIReceiveEvent], Awaitable[None]]
 
 
 class AppTasks:
-    """The app's tasks for the requests of one connection, in that connection's nursery."""
+    """The app's tasks for the requests of one connection, in that connection's nursery.
+
+    Attributes:
+        on_asked: Called whenever an app asks for its request's body, or what is left of it.
+    """
 
     def __init__(self, nursery: trio.Nursery, on_failure: Callable[[BaseException], None]) -> None:
+        self.on_asked: Callable[[], Awaitable[None]] = _nobody
         self._nursery = nursery
         self._on_failure = on_failure
 
@@ -46,6 +51,10 @@ class AppTasks:
         self._nursery.start_soon(self._run, app, scope, take, send)
         return partial(_deliver, put)
 
+    def forget(self) -> None:
+        """The connection is over: without its name two that know each other are no cycle."""
+        self.on_asked = _nobody
+
     async def _run(
         self,
         app: AppWrapper,
@@ -54,12 +63,23 @@ class AppTasks:
         send: Callable[[ASGISendEvent | None], Awaitable[None]],
     ) -> None:
         try:
-            await app(scope, partial(_receive, take), send, trio.to_thread.run_sync, trio.from_thread.run)
+            await app(scope, partial(self._receive, take), send, trio.to_thread.run_sync, trio.from_thread.run)
         except* FAILURES as errors:
             _log.error("the app failed on a request", exc_info=errors)
             self._on_failure(errors)
         # No answer yet: hypercorn makes it a 500. A broken one: the connection is closed.
         await send(None)
+
+    async def _receive(self, take: trio.MemoryReceiveChannel[ASGIReceiveEvent]) -> ASGIReceiveEvent:
+        try:
+            await self.on_asked()
+            return await take.receive()
+        except trio.EndOfChannel:
+            return DISCONNECT
+
+
+async def _nobody() -> None:
+    """Is told nothing."""
 
 
 async def _deliver(put: trio.MemorySendChannel[ASGIReceiveEvent], event: ASGIReceiveEvent) -> None:
@@ -70,10 +90,3 @@ async def _deliver(put: trio.MemorySendChannel[ASGIReceiveEvent], event: ASGIRec
     # Once the request is over, the rest of its body is for nobody.
     with contextlib.suppress(trio.ClosedResourceError):
         await put.send(event)
-
-
-async def _receive(take: trio.MemoryReceiveChannel[ASGIReceiveEvent]) -> ASGIReceiveEvent:
-    try:
-        return await take.receive()
-    except trio.EndOfChannel:
-        return DISCONNECT

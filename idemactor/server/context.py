@@ -10,6 +10,7 @@ from idemactor.gateway.source import Source
 from idemactor.observability.audit import NO_AUDIT, Audit
 from idemactor.observability.metrics import Metrics
 from idemactor.observability.observer import Observer
+from idemactor.server.arrivals import Arrivals
 from idemactor.server.auth import Authenticator
 from idemactor.server.backlog import Backlog
 from idemactor.server.lane import Lane
@@ -41,6 +42,8 @@ class ServerContext:
         audit: Is told what operators did.
         backlog: What waits for clients of any door that do not read their answers; it tells ``observer`` of those
             that it did not keep.
+        arrivals: What has come of request bodies that are not whole, at any door; it tells ``observer`` of those that
+            it had no room for.
         destinations: Where the intents of a namespace are delivered to, for people.
     """
 
@@ -59,7 +62,9 @@ class ServerContext:
     bell: Bell = field(default_factory=Bell)
     audit: Audit = NO_AUDIT
     backlog: Backlog = field(default_factory=Backlog)
+    arrivals: Arrivals = field(default_factory=Arrivals)
     destinations: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.backlog.on_refused = self.observer.overloaded
+        self.arrivals.on_refused = self.observer.overloaded

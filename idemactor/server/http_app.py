@@ -199,7 +199,7 @@ class _Views:
 
     async def command(self, op: str, namespace: str) -> Response:
         scope = self._scope(namespace, op)
-        members = await read_members(request, op)
+        members = await self._members(op)
         key = header_key(request.headers)
         command = command_from(op, members, scope, Dialect.JSON, header_key=key)
         return await self._carried_out(command, scope)
@@ -215,7 +215,7 @@ class _Views:
         principal = self._principal()
         if request.headers.getlist(KEY_HEADER):
             raise InvalidRequest("a batch has no Idempotency-Key of its own", field="key")
-        members = await read_members(request, "batch")
+        members = await self._members("batch")
         batch = operations.Batch.read(self._context, principal, members, Dialect.JSON)
         for error in batch.errors:
             self._context.observer.refused(DOOR, error.code)
@@ -243,10 +243,12 @@ class _Views:
     async def operation(self, namespace: str, operation_id: str) -> Response:
         scope = self._scope(namespace, "operation")
         asked = operation_from(path_members(operation_id, request.args.items(multi=True)), Dialect.JSON)
-        _current().waits = asked[1] > 0
-        # Looking changes nothing that could be lost.
-        _current().handed_over.set()
-        answer, command = await dispatching.operation(self._context, scope, *asked, _current().traced, self._hold())
+        current = _current()
+        current.waits = asked[1] > 0
+        # Looking changes nothing that could be lost. A body would be none of its business, but the client's leaving is.
+        current.handed_over.set()
+        current.wanted.set()
+        answer, command = await dispatching.operation(self._context, scope, *asked, current.traced, self._hold())
         return await self._answered(answer, command, scope)
 
     async def cancel(self, namespace: str, operation_id: str) -> Response:
@@ -260,7 +262,7 @@ class _Views:
 
     async def poll(self, namespace: str) -> Response:
         scope = self._scope(namespace, "outbox.poll")
-        asked = poll_from(await read_members(request, "poll"), Dialect.JSON)
+        asked = poll_from(await self._members("poll"), Dialect.JSON)
         # What was taken by somebody who has left is shown again: there is nothing to see to.
         _current().waits = asked.wait_ms > 0
         _current().handed_over.set()
@@ -268,12 +270,12 @@ class _Views:
 
     async def ack(self, namespace: str) -> Response:
         scope = self._scope(namespace, "outbox.ack")
-        members = await read_members(request, "ack")
+        members = await self._members("ack")
         return await self._carried_out(ack_from(members, scope, Dialect.JSON), scope)
 
     async def nack(self, namespace: str) -> Response:
         scope = self._scope(namespace, "outbox.nack")
-        members = await read_members(request, "nack")
+        members = await self._members("nack")
         return await self._carried_out(nack_from(members, scope, Dialect.JSON, self._context.now_ms()), scope)
 
     # ------------------------------------------------------------------------------------------------------ questions
@@ -290,7 +292,7 @@ class _Views:
 
     async def acknowledge(self, namespace: str, incident_id: str) -> Response:
         scope = self._scope(namespace, "acknowledge")
-        members = await read_members(request, "acknowledge")
+        members = await self._members("acknowledge")
         if members:
             raise InvalidRequest("acknowledging takes no members", field=next(iter(members)))
         ask = operations.acknowledge(self._context, scope, {"id": incident_id}, Dialect.JSON)
@@ -301,7 +303,7 @@ class _Views:
         scope = self._scope(namespace, "key")
         if request.headers.getlist(KEY_HEADER):
             raise InvalidRequest("the request that the source reads has its own Idempotency-Key", field="key")
-        members = await read_members(request, "key")
+        members = await self._members("key")
         return _response(told(operations.key(scope, members, Dialect.JSON)))
 
     async def policy(self, namespace: str) -> Response:
@@ -387,6 +389,9 @@ class _Views:
         if hold.held_bytes <= http_large.ENCODED_AT_ONCE_BYTES:
             return _response(told({name: list(items), **rest}))
         return _in_pieces(*await http_large.listed(name, items, rest, hold.backlog.encoding), hold)
+
+    async def _members(self, op: str) -> dict[str, object]:
+        return await read_members(_current(), op, self._context.arrivals)
 
     def _not_ready(self, code: Code, detail: str) -> Response:
         return _response(problem_told(503, code, detail, request.path, retry_s=READY_RETRY_S))

@@ -140,8 +140,8 @@ def _asked(context: ServerContext, request: Request, namespace: str) -> _Asked:
     return _Asked(scope, question, source)
 
 
-async def _original(context: ServerContext, request: Request, asked: _Asked) -> RawRequest:
-    body = await read_body(request, BODY_BYTES_MAX)
+async def _original(context: ServerContext, request: HttpRequest, asked: _Asked) -> RawRequest:
+    body = await read_body(request, BODY_BYTES_MAX, context.arrivals)
     is_open = context.authenticator.anonymous is not None
     return original_request(
         asked.question,

@@ -52,7 +52,7 @@ class HttpConnection:
         self._entered = trio.Event()
         self._phase_ends_at = math.inf
 
-    async def run(self, preread: bytes) -> None:
+    async def run(self, preread: bytearray) -> None:
         """Serves the connection until either side ends it.
 
         Raises:
@@ -127,7 +127,7 @@ class HttpConnection:
             self.enter(Phase.HANDSHAKE)
             await self._stream.do_handshake()
 
-    async def _converse(self, preread: bytes) -> None:
+    async def _converse(self, preread: bytearray) -> None:
         sock = _socket_of(self._stream)
         async with trio.open_nursery() as nursery:
             self._protocol = GuardedH11(
@@ -149,9 +149,14 @@ class HttpConnection:
             await self._half_close()
             # Here the nursery waits for an app that is not done yet, though nobody may want its answer any more.
 
-    async def _read(self, protocol: GuardedH11, preread: bytes) -> None:
-        if preread:
-            await protocol.handle(RawData(data=preread))
+    async def _read(self, protocol: GuardedH11, preread: bytearray) -> None:
+        # Piece by piece, so that what may be large is hardly ever there twice.
+        while preread and not self.closing:
+            piece = bytes(preread[:READ_BYTES])
+            del preread[:READ_BYTES]
+            await protocol.handle(RawData(data=piece))
+        # Whoever called us knows it as long as the connection lives.
+        preread.clear()
         while not self.closing:
             data = await self._next_bytes()
             await protocol.handle(RawData(data=data))

@@ -62,7 +62,7 @@ class FastDoor:
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """Serves one connection to its end."""
-        preread = b""
+        preread = bytearray()
         if isinstance(stream, trio.SocketStream) and not self._guarded.draining:
             connection = FastConnection(self._context, self._limits, self._lane, self._heads, stream)
             with self._registered(connection):

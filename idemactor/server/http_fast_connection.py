@@ -19,6 +19,7 @@ from idemactor.core.commands import Command
 from idemactor.core.replies import Reserved
 from idemactor.errors import InvalidRequest, RequestError
 from idemactor.server import http_large, operations
+from idemactor.server.arrivals import SMALL_BODY_BYTES
 from idemactor.server.backlog import Hold, outcome_bytes
 from idemactor.server.context import ServerContext
 from idemactor.server.http_answers import Told, answered, refused, told
@@ -29,7 +30,7 @@ from idemactor.server.lane import Lane
 from idemactor.server.outbox import Outbox
 from idemactor.server.parting import part
 from idemactor.server.sinks import Replies
-from idemactor.server.tracing import Request, parent_of
+from idemactor.server.tracing import Request, Tracing, parent_of
 from idemactor.shard.mailbox import Answer, Envelope
 from idemactor.shard.tracing import traced
 from idemactor.wire.http_head import END, HEAD_BYTES_MAX, Head, Heads
@@ -92,6 +93,7 @@ class FastConnection:
         self._fd = stream.socket.fileno()
         self._outbox = Outbox(stream, limits.write_ms, self._stir, context.backlog)
         self._unread = bytearray()
+        self._arrival = context.arrivals.begin()
         self._busy = False
         self._advancing = False
         self._paused = False
@@ -105,7 +107,7 @@ class FastConnection:
 
     # --------------------------------------------------------------------------------------------- from first to last
 
-    async def run(self) -> bytes | None:
+    async def run(self) -> bytearray | None:
         """Serve the connection; returns what is unread where somebody else has to go on with it, None at its end."""
         try:
             return await self._serve_all()
@@ -113,9 +115,10 @@ class FastConnection:
             # What may be large is given back whatever path led here, and we know nobody any more who knows us.
             self._tasks = None
             self._unread = bytearray()
+            self._arrival.done()
             self._outbox.part()
 
-    async def _serve_all(self) -> bytes | None:
+    async def _serve_all(self) -> bytearray | None:
         async with trio.open_nursery() as nursery:
             self._tasks = nursery
             nursery.start_soon(self._outbox.run)
@@ -138,7 +141,7 @@ class FastConnection:
             nursery.cancel_scope.cancel()
         if self._outbox.too_slow:
             self._context.observer.connection_failed(DOOR, trio.TooSlowError("an answer was not read in time"))
-        return bytes(self._unread) if goes_on else None
+        return self._unread if goes_on else None
 
     async def _watch_the_clock(self) -> None:
         """Sleep until there is something to do that the lane does not do."""
@@ -258,16 +261,54 @@ class FastConnection:
             return self._not_ours()
         stop = start + head.length
         if len(unread) < stop:
-            return self._wait_for_the_rest()
+            return self._await_body(head, raw)
         body = bytes(unread[start:stop])
         del unread[:stop]
-        self._whole_by = math.inf
+        if self._whole_by < math.inf:
+            self._whole_by = math.inf
+            self._arrival.done()
         self._busy = True
         if self._tracing is not None:
-            route = f"/v1/{{namespace}}/{head.op}" if head.namespace else head.path
-            self._request = self._tracing.http("POST", route, head.path, parent_of(raw), self._tracing.now_ns())
+            self._follow(self._tracing, head, raw)
         self._serve(head, body)
         return True
+
+    def _follow(self, tracing: Tracing, head: Head, raw: bytes) -> None:
+        route = f"/v1/{{namespace}}/{head.op}" if head.namespace else head.path
+        self._request = tracing.http("POST", route, head.path, parent_of(raw), tracing.now_ns())
+
+    def _await_body(self, head: Head, raw: bytes) -> bool:
+        """A head is there without its whole body: a large one is only taken where it will be of use, and has room."""
+        if head.length > SMALL_BODY_BYTES:
+            try:
+                if not self._arrival.held_bytes:
+                    self._judge(head)
+                self._arrival.holds(len(self._unread), len(raw) + head.length)
+            except RequestError as error:
+                return self._turn_away(head, raw, error)
+        return self._wait_for_the_rest()
+
+    def _judge(self, head: Head) -> None:
+        """Raises: RequestError, where the head alone is enough to refuse the call."""
+        principal = self._context.authenticator.from_header(head.authorization)
+        self.whose = principal.tenant
+        if head.op == "batch":
+            _check_no_key(head)
+        else:
+            self._context.authenticator.scope(principal, head.namespace, head.op)
+
+    def _turn_away(self, head: Head, raw: bytes, error: RequestError) -> bool:
+        """Answer a call without its body, and close: what is left of it is only read so that the answer arrives."""
+        self._lane.leave(self._fd)
+        self._unread.clear()
+        self._arrival.done()
+        self._whole_by = math.inf
+        if self._tracing is not None:
+            self._follow(self._tracing, head, raw)
+        self._draining = True
+        self._refuse(head, error)
+        self._end()
+        return False
 
     def _wait_for_the_rest(self) -> bool:
         if self._whole_by == math.inf:
@@ -284,19 +325,24 @@ class FastConnection:
             principal = self._context.authenticator.from_header(head.authorization)
             self.whose = principal.tenant
             if head.op == "batch":
-                self._batch(operations.Batch.read(self._context, principal, _batch_members(head, body), Dialect.JSON))
+                _check_no_key(head)
+                members = members_of(body, has_type=True)
+                self._batch(operations.Batch.read(self._context, principal, members, Dialect.JSON))
                 return
             scope = self._context.authenticator.scope(principal, head.namespace, head.op)
             members = members_of(body, has_type=True)
             command = command_from(head.op, members, scope, Dialect.JSON, header_key=key_of(head.keys))
         except RequestError as error:
-            self._context.observer.refused(DOOR, error.code)
-            self._respond(refused(error, head.path))
+            self._refuse(head, error)
             return
         envelope = Envelope(command, self, _Tag(command, scope.operator))
         if self._request is not None:
             envelope = traced(envelope, self._request.command(command))
         self._lane.route([envelope])
+
+    def _refuse(self, head: Head, error: RequestError) -> None:
+        self._context.observer.refused(DOOR, error.code)
+        self._respond(refused(error, head.path))
 
     def _batch(self, batch: operations.Batch) -> None:
         for error in batch.errors:
@@ -385,7 +431,6 @@ class FastConnection:
         self._go_on()
 
 
-def _batch_members(head: Head, body: bytes) -> dict[str, object]:
+def _check_no_key(head: Head) -> None:
     if head.keys:
         raise InvalidRequest("a batch has no Idempotency-Key of its own", field="key")
-    return members_of(body, has_type=True)

@@ -123,18 +123,18 @@ class HttpDoor:
             await lifespan.wait_for_shutdown()
             nursery.cancel_scope.cancel()
 
-    async def handle(self, stream: trio.abc.Stream, preread: bytes = b"") -> None:
+    async def handle(self, stream: trio.abc.Stream, preread: bytearray | None = None) -> None:
         """Serves one connection to its end; returns when it is closed, and raises nothing but cancellation.
 
         Args:
             stream: A ``trio.SocketStream``, a ``trio.SSLStream`` over one, or any other two-way stream.
-            preread: What was read from it already.
+            preread: What was read from it already; taken out of there once it is looked at, since it may be large.
         """
 
         async def run(guarded: trio.abc.Stream) -> None:
             connection = HttpConnection(self._shared, guarded)
             with self._registered(connection):
-                await connection.run(preread)
+                await connection.run(preread or bytearray())
 
         await guard_connection(stream, run, _HANDED_OVER, self._shared.observer)
 

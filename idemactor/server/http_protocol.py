@@ -152,6 +152,8 @@ class GuardedH11(H11Protocol):
         self.connection = self._h11
         self._link = link
         self._header_fields_max = header_fields_max
+        self._tasks = tasks
+        tasks.on_asked = self._go_on
 
     @property
     def may_refuse(self) -> bool:
@@ -176,6 +178,7 @@ class GuardedH11(H11Protocol):
     def forget(self) -> None:
         """The connection is over and so are its apps: neither bytes nor the request in hand are kept."""
         self._h11 = self.connection = h11.Connection(h11.SERVER)
+        self._tasks.forget()
         self.stream = None
 
     async def client_left(self) -> None:
@@ -201,10 +204,13 @@ class GuardedH11(H11Protocol):
         """Between two requests: the keep-alive wait, or the next headers where part of them is here already."""
         self._link.enter(Phase.HEADERS if self._h11.trailing_data[0] else Phase.IDLE)
 
+    async def _go_on(self) -> None:
+        """The app wants the body: a client that asked first may send it. Who is refused before keeps it."""
+        if self._h11.they_are_waiting_for_100_continue:
+            await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
+
     async def _handle_events(self) -> None:
         while not self._link.closing:
-            if self._h11.they_are_waiting_for_100_continue:
-                await self._send_h11_event(h11.InformationalResponse(status_code=100, headers=[]))
             try:
                 event = self._h11.next_event()
             except h11.RemoteProtocolError as error:

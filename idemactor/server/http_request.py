@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import trio
-from hypercorn.typing import ASGIReceiveCallable, ASGISendCallable
+from hypercorn.typing import ASGIReceiveCallable, ASGIReceiveEvent, ASGISendCallable
 from quart import Request
 from quart_trio.asgi import TrioASGIHTTPConnection
 from quart_trio.wrappers.request import TrioRequest
@@ -15,6 +15,7 @@ from werkzeug.exceptions import RequestEntityTooLarge
 
 from idemactor.core.limits import BODY_BYTES_MAX, OUTCOME_BODY_BYTES_MAX
 from idemactor.errors import Code, InvalidRequest, RequestError
+from idemactor.server.arrivals import Arrivals
 from idemactor.server.backlog import Hold
 from idemactor.server.http_shared import HANGING_UP_MS
 from idemactor.server.tracing import Request as Traced
@@ -34,6 +35,7 @@ class HttpRequest(TrioRequest):
     Attributes:
         handed_over: Set once its commands are with the shards, from where nothing takes them back.
         waits: Whether it may wait for its key: a client that leaves ends that at once.
+        wanted: Set once the call has been found to be one that its body is needed for; before that none of it is taken.
         asks: Whether a gateway asks about somebody else's request: where it left, its answer was no, and a key that is
             accepted all the same is lost.
         traced: Its trace; None: nobody follows it.
@@ -43,10 +45,14 @@ class HttpRequest(TrioRequest):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.handed_over = trio.Event()
+        self.wanted = trio.Event()
         self.waits = False
         self.asks = self.path.endswith("/authorize")
         self.traced: Traced | None = None
         self.hold: Hold | None = None
+        if not self.content_length and "Transfer-Encoding" not in self.headers:
+            # There is nothing to take but the news that the client left.
+            self.wanted.set()
 
 
 class HttpExchange(TrioASGIHTTPConnection):
@@ -67,14 +73,14 @@ class HttpExchange(TrioASGIHTTPConnection):
     ) -> None:
         """Feed the body to the app; when the client leaves, cancel the app, but not before its commands are routed.
 
-        Only a gateway that asks is not waited for: what is not routed yet will not be.
+        Only a gateway that asks is not waited for: what is not routed yet will not be. What is refused by its head
+        alone ends before any of its body is taken.
         """
         read_whole = False
-        while (message := await receive())["type"] == "http.request":
-            request.body.append(message.get("body", b""))
-            if not message.get("more_body", False):
-                request.body.set_complete()
-                read_whole = True
+        if isinstance(request, HttpRequest):
+            await request.wanted.wait()
+        while (is_last := _appended(request, await receive())) is not None:
+            read_whole = read_whole or is_last
         if read_whole and isinstance(request, HttpRequest) and (request.handed_over.is_set() or not request.asks):
             await request.handed_over.wait()
             if not request.waits:
@@ -83,18 +89,30 @@ class HttpExchange(TrioASGIHTTPConnection):
         nursery.cancel_scope.cancel()
 
 
-async def read_members(request: Request, op: str) -> dict[str, object]:
+def _appended(request: Request, message: ASGIReceiveEvent) -> bool | None:
+    """Give the app a piece of a body: whether it was the last; None: it is no piece. No caller keeps what was in it."""
+    if message["type"] != "http.request":
+        return None
+    request.body.append(message.get("body", b""))
+    if message.get("more_body", False):
+        return False
+    request.body.set_complete()
+    return True
+
+
+async def read_members(request: HttpRequest, op: str, arrivals: Arrivals) -> dict[str, object]:
     """The members of a request's JSON object; a request without a body has none.
 
     Args:
         request: Its body is read here, and no further than it may be long.
         op: The call; those that carry an outcome may be longer.
+        arrivals: The bodies among which it has to find room.
 
     Raises:
-        RequestError: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE or INVALID_REQUEST.
+        RequestError: UNSUPPORTED_MEDIA_TYPE, TOO_LARGE, OVERLOADED or INVALID_REQUEST.
     """
     has_type = _check_type(request.headers)
-    body = await read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX)
+    body = await read_body(request, OUTCOME_BODY_BYTES_MAX if op in _OUTCOME_OPS else BODY_BYTES_MAX, arrivals)
     if not body:
         return {}
     return members_of(body, has_type=has_type)
@@ -153,22 +171,29 @@ def _check_type(headers: Headers) -> bool:
     return True
 
 
-async def read_body(request: Request, bytes_max: int) -> bytes:
-    """The body of a request, read no further than it may be long.
+async def read_body(request: HttpRequest, bytes_max: int, arrivals: Arrivals) -> bytes:
+    """The body of a request, read no further than it may be long, and as there is room for it.
 
     Raises:
-        RequestError: TOO_LARGE.
+        RequestError: TOO_LARGE or OVERLOADED.
     """
-    if (request.content_length or 0) > bytes_max:
+    announced = request.content_length or 0
+    if announced > bytes_max:
         raise _too_large(bytes_max)
     body = bytearray()
-    try:
-        async for piece in request.body:
-            body += piece
-            if len(body) > bytes_max:
-                raise _too_large(bytes_max)
-    except RequestEntityTooLarge:
-        raise _too_large(bytes_max) from None
+    with arrivals.begin() as arrival:
+        arrival.holds(0, announced)
+        request.wanted.set()
+        try:
+            async for piece in request.body:
+                body += piece
+                # Not kept until the next one comes: it may be nearly all there is.
+                del piece
+                if len(body) > bytes_max:
+                    raise _too_large(bytes_max)
+                arrival.holds(len(body), announced)
+        except RequestEntityTooLarge:
+            raise _too_large(bytes_max) from None
     return bytes(body)
 
 

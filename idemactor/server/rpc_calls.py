@@ -7,6 +7,7 @@ batches of a shard, each encoded once and sent in one write.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
@@ -269,7 +270,7 @@ class RpcCalls:
 
     def _refusal(self, msgid: int, error: RequestError) -> Frame:
         self._context.observer.refused(DOOR, error.code)
-        return msgid, f"{error.code}: {error.detail}", None
+        return msgid, f"{error.code}: {_named(error)}", None
 
     def _flush(self) -> None:
         """Send what was said since the last time, in one write."""
@@ -295,6 +296,14 @@ class RpcCalls:
             batch, self._batch = self._batch, []
             self._route(batch)
         if self._said:
+            self._flush()
+
+    def turn_away(self, msgid: int | None, error: RequestError) -> None:
+        """Refuse a request of which only the beginning came; None: not even its id."""
+        if msgid is None:
+            self._context.observer.refused(DOOR, error.code)
+        else:
+            self._refuse(msgid, error)
             self._flush()
 
     def _other(self, one: Incoming) -> None:
@@ -560,6 +569,13 @@ def _released(frame: Frame, hold: Hold | None) -> Frame:
     if hold is not None:
         hold.abandon()
     return frame
+
+
+def _named(error: RequestError) -> str:
+    """The detail, behind the member at fault where it does not name that itself: an error is one text (contract, 6)."""
+    if error.field is None or re.search(rf"(?<!\w){re.escape(error.field)}(?!\w)", error.detail):
+        return error.detail
+    return f"{error.field}: {error.detail}"
 
 
 def _parent_of(one: Incoming) -> str | None:

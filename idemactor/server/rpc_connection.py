@@ -14,6 +14,8 @@ from typing import Final
 
 import trio
 
+from idemactor.errors import RequestError
+from idemactor.server.arrivals import SMALL_BODY_BYTES
 from idemactor.server.context import ServerContext
 from idemactor.server.lane import READ_BYTES, Lane
 from idemactor.server.outbox import Outbox
@@ -24,6 +26,9 @@ from idemactor.wire.frames import FrameReader, Incoming, ProtocolError
 STRANGERS_FRAME_BYTES_MAX: Final = 65_536
 """The largest unfinished frame of a client that has not authenticated where that is asked for: ``auth`` is small, and
 decoding a large frame is work for somebody who may ask for it."""
+
+FRAME_COPIES: Final = 2
+"""How often an unfinished frame is in memory: what looks for its end has one of its own."""
 
 _MS_PER_S: Final = 1_000
 
@@ -66,6 +71,7 @@ class RpcConnection:
         self._stream = stream
         self._fd = stream.socket.fileno() if isinstance(stream, trio.SocketStream) else None
         self._frames = FrameReader()
+        self._arrival = context.arrivals.begin()
         self._outbox = Outbox(stream, limits.write_ms, self.stir, context.backlog)
         self._lane = lane
         self._paused = False
@@ -100,6 +106,7 @@ class RpcConnection:
             self._calls.part()
             self._outbox.part()
             self._frames.forget()
+            self._arrival.done()
             if self._outbox.too_slow:
                 self._context.observer.connection_failed(DOOR, trio.TooSlowError("answers were not read in time"))
 
@@ -165,7 +172,7 @@ class RpcConnection:
     def received(self, data: bytes) -> None:
         """Something came over the lane."""
         self._take(self._frames.feed(data))
-        if self._frames.broken is not None or self._presumes_too_much():
+        if self._frames.broken is not None or self._presumes_too_much() or not self._fits():
             self.ended()
         elif not self._has_room():
             self._pause()
@@ -210,7 +217,7 @@ class RpcConnection:
             if not data:
                 return
             self._take(frames.feed(data))
-            if self._presumes_too_much():
+            if self._presumes_too_much() or not self._fits():
                 return
 
     def _take(self, incoming: Sequence[Incoming]) -> None:
@@ -229,6 +236,21 @@ class RpcConnection:
         if self._calls.known or self._frames.pending_bytes <= STRANGERS_FRAME_BYTES_MAX:
             return False
         self._context.observer.connection_failed(DOOR, ProtocolError("too large a frame before any auth"))
+        return True
+
+    def _fits(self) -> bool:
+        """Whether there is room for what has come of a frame; who sent it is told where there is none."""
+        pending = self._frames.pending_bytes
+        if pending <= SMALL_BODY_BYTES and not self._arrival.held_bytes:
+            return True
+        try:
+            self._arrival.holds(pending * FRAME_COPIES, known=self._calls.known)
+        except RequestError as error:
+            self._calls.turn_away(self._frames.pending_msgid, error)
+            self._frames.forget()
+            # What is left of it must never be read as a frame of its own.
+            self._frames.broken = ProtocolError("there was no room for another frame in arrival")
+            return False
         return True
 
     async def _receive_in_time(self) -> bytes:

@@ -15,7 +15,16 @@ from typing import Any, Final
 import msgpack
 
 from idemactor.core.limits import FRAME_BYTES_MAX
-from idemactor.wire.rpc_message import BadRequest, Incoming, ProtocolError, Request, bytes_of, decode, text_of
+from idemactor.wire.rpc_message import (
+    BadRequest,
+    Incoming,
+    ProtocolError,
+    Request,
+    bytes_of,
+    decode,
+    msgid_of_beginning,
+    text_of,
+)
 
 __all__ = [
     "BadRequest",
@@ -35,6 +44,8 @@ RESPONSE: Final = 1
 _FIRST_BYTES: Final = b"\x93\x94\xdc\xdd"
 """How an array of three or four items begins: nothing else can become a request or a notification."""
 
+_ENVELOPE_BYTES: Final = 32
+"""More than a request takes up to its id."""
 _CHUNK_BYTES: Final = 65_536
 """How much is handed to the skipper at once; its buffer never holds more than a frame and this."""
 _SKIPPER_BYTES: Final = 4_096
@@ -69,6 +80,11 @@ class FrameReader:
     def pending_bytes(self) -> int:
         """How much has come of a frame that has not ended."""
         return len(self._pending)
+
+    @property
+    def pending_msgid(self) -> int | None:
+        """The id of the request that has begun and not ended; None where it has none, or is not that far."""
+        return msgid_of_beginning(self._pending[:_ENVELOPE_BYTES])
 
     def feed(self, data: bytes) -> list[Incoming]:
         """The calls that ``data`` completes, in order, up to the first bytes that break the connection.

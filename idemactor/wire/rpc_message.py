@@ -123,6 +123,18 @@ def _msgid(message: object) -> int | None:
     raise ProtocolError("not a MessagePack-RPC request")
 
 
+def msgid_of_beginning(data: bytes | bytearray) -> int | None:
+    """The msgid of a request of which only the beginning is there; None where that is not enough, or no request's."""
+    reader = msgpack.Unpacker()
+    reader.feed(data)
+    try:
+        if reader.read_array_header() != _REQUEST_LENGTH:
+            return None
+        return _msgid([reader.unpack(), reader.unpack(), None, None])
+    except (ProtocolError, ValueError, msgpack.UnpackException):
+        return None
+
+
 def _method(value: object) -> str:
     method = text_of(value)
     if method is None:

@@ -256,6 +256,20 @@ async def test_every_command_route(op: str, autojump_clock: MockClock) -> None:
         assert set(wrong.headers["allow"].replace(" ", "").split(",")) == {"POST"}
 
 
+async def test_a_method_that_a_path_has_not_is_told_those_that_it_has(autojump_clock: MockClock) -> None:
+    async with serving(autojump_clock) as client:
+        allowed: dict[str, set[str]] = {}
+        for rule in client.app.url_map.iter_rules():
+            if rule.methods is not None:
+                allowed.setdefault(re.sub("<.*?>", "default", rule.rule), set()).update(rule.methods)
+        assert len(allowed) > 20
+        for path, methods in allowed.items():
+            for method in {"GET", "PUT", "POST", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"} - methods:
+                wrong = await client.call(method, path)
+                wrong.problem(405, "METHOD_NOT_ALLOWED")
+                assert set(wrong.headers["allow"].split(", ")) == methods, (method, path)
+
+
 async def test_a_challenge_comes_with_a_401(autojump_clock: MockClock) -> None:
     async with serving(autojump_clock, tokens=TOKENS) as client:
         answer = await client.post("/v1/default/reserve", {"key": "k"}, headers=bearer("nobody"))

@@ -49,9 +49,9 @@ class Recording(HttpDoor):
         self.given: list[bytes] = []
         self.got: list[bytes] = []
 
-    async def handle(self, stream: trio.abc.Stream, preread: bytes = b"") -> None:
-        self.given.append(preread)
-        got = preread
+    async def handle(self, stream: trio.abc.Stream, preread: bytearray | None = None) -> None:
+        got = bytes(preread or b"")
+        self.given.append(got)
         with contextlib.suppress(trio.BrokenResourceError):
             while data := await stream.receive_some(65_536):
                 got += data

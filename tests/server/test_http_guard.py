@@ -82,7 +82,7 @@ async def talk(
     it = Talk(client, HttpDoor(app, limits=limits, observer=seen), seen, clock)
 
     async def serve() -> None:
-        await it.door.handle(server, preread)
+        await it.door.handle(server, bytearray(preread))
         it.ended_at = clock.current_time()
 
     async with trio.open_nursery() as nursery:
@@ -311,7 +311,7 @@ async def test_connection_that_comes_while_draining_is_closed(autojump_clock: tr
     door = HttpDoor(echo)
     door.drain()
     door.drain()
-    await door.handle(server, GET)
+    await door.handle(server, bytearray(GET))
     assert autojump_clock.current_time() == 0
     assert await client.receive_some(1) == b""
 

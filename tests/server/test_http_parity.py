@@ -147,7 +147,7 @@ async def both(
                 handed_over = 0
 
                 class Counting(HttpDoor):
-                    async def handle(self, stream: trio.abc.Stream, preread: bytes = b"") -> None:
+                    async def handle(self, stream: trio.abc.Stream, preread: bytearray | None = None) -> None:
                         nonlocal handed_over
                         handed_over += 1
                         await super().handle(stream, preread)

@@ -219,6 +219,41 @@ async def test_errors_are_strings(method: str, members: dict[str, Any], code: st
         assert await peer.call("ping") == {"result": "pong"}
 
 
+ENTRY = {"id": "0190a0b1-0000-7000-8000-000000000000", "key": "k", "token": 1}
+EVENT = {**ENTRY, "id": "0190a0b1-0000-7000-8000-000000000000.1"}
+BOTH = {"key": "k", "ttl_ms": 1, "window_ms": 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "members", "named"),
+    [
+        ("outbox.nack", "outbox/nack", {**ENTRY, "failed": True, "delay_ms": 1}, "delay_ms: what failed is not tried"),
+        ("outbox.nack", "outbox/nack", {**ENTRY, "outcome": {"status": 200}}, "has no outcome yet"),
+        ("outbox.nack", "outbox/nack", {**EVENT, "failed": True}, "failed: no event takes it"),
+        ("outbox.ack", "outbox/ack", {**EVENT, "ttl_ms": 1}, "ttl_ms: no event takes it"),
+        ("outbox.poll", "outbox/poll", {"max": 0}, "max "),
+        ("reserve", "reserve", {"key": "k", "lease_ms": 0}, "lease_ms "),
+        ("reserve", "reserve", {"key": "a\0b"}, "a key holds no control"),
+        ("reserve", "reserve", BOTH, "ttl_ms and window_ms exclude each other"),
+        ("reserve", "reserve", {"key": "k", "nonsense": 1}, "there is no member 'nonsense' here"),
+        ("reserve", "reserve", {"source": "none", "request": {}}, ""),
+        ("commit", "commit", {"key": "k", "token": 0}, "token "),
+        ("commit", "commit", {"key": "k", "token": 1, "outcome": {}}, ""),
+        ("dispatch", "dispatch", {"key": "k", "intent": {"headers": [["Host", "x"]]}}, ""),
+        ("key", "key", {"source": "none", "request": {}}, "request: "),
+    ],
+)
+async def test_an_error_names_the_member_at_fault_as_a_problem_does(
+    method: str, path: str, members: dict[str, Any], named: str, autojump_clock: MockClock
+) -> None:
+    async with serving(autojump_clock) as server:
+        problem = (await HttpClient(server.rig).post(f"/v1/default/{path}", members)).json
+        error = await server.connect().fail(method, namespace="default", **members)
+        assert error.startswith(f"{problem['code']}: ")
+        assert problem["field"] in error
+        assert named in error
+
+
 @pytest.mark.parametrize("method", ["ping", "shards", "policy"])
 async def test_a_member_that_nobody_knows_is_named(method: str, autojump_clock: MockClock) -> None:
     async with serving(autojump_clock) as server:

@@ -94,6 +94,19 @@ async def test_the_fast_lane_traces_as_the_app_does(mock_clock: MockClock, seen:
     assert second.status.status_code is StatusCode.UNSET
 
 
+async def test_a_request_that_is_refused_before_its_body_is_traced(mock_clock: MockClock, seen: Seen) -> None:
+    async with fast.serving(mock_clock, tracing=seen.telemetry) as server:
+        server.rig.context.arrivals.bytes_max = 10_000
+        peer = server.connect()
+        await peer.send(call("reserve", f"traceparent: {PARENT}".encode(), key="k", payload="x" * 20_000)[:10_000])
+        await fast.settled()
+        assert server.counted("idemactor_overloaded_total") == 1
+        assert (await peer.answer())[0] == 503
+    [span] = [span for span in seen.spans if span.kind is SpanKind.SERVER]
+    assert (span.name, trace_of(span)) == ("POST /v1/{namespace}/reserve", TRACE)
+    assert about(span)["http.response.status_code"] == 503
+
+
 async def test_each_command_of_a_batch(autojump_clock: MockClock, seen: Seen) -> None:
     ops = [{"op": "reserve", "namespace": "default", "key": f"k{number}"} for number in range(3)]
     async with running(autojump_clock, tracing=seen.telemetry, shards=1) as rig:

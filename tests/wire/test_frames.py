@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import tracemalloc
 from collections.abc import Iterable
@@ -568,3 +569,32 @@ def test_a_map_where_a_request_should_be_closes_wherever_it_is_split() -> None:
         reader = FrameReader()
         assert reader.feed(data[:cut]) + reader.feed(data[cut:]) == []
         assert reader.broken is not None
+
+
+@pytest.mark.parametrize(
+    ("beginning", "msgid"),
+    [
+        (msgpack.packb([0, 2**32 - 1, "reserve", [{"key": "k"}]])[:-1], 2**32 - 1),
+        (b"\xdd\x00\x00\x00\x04\x00\x05\xa7res", 5),
+        (msgpack.packb([2, "reserve", [{}]])[:-1], None),
+        (msgpack.packb([1, 5, None, {}])[:-1], None),
+        (msgpack.packb([0, -1, "reserve", [{}]])[:-1], None),
+        (msgpack.packb([0, "5", "reserve", [{}]])[:-1], None),
+        (b"\x94\x00", None),
+        (b"\x94\x00\xce\x00", None),
+        (b"\xdd\xff\xff\xff\xff\x00\x05", None),
+    ],
+)
+def test_a_request_is_known_by_its_beginning(beginning: bytes, msgid: int | None) -> None:
+    reader = FrameReader()
+    assert reader.feed(beginning) == []
+    assert reader.pending_msgid == msgid
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_beginning_is_too_odd(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(500):
+        reader = FrameReader()
+        reader.feed(rng.choice([b"\x94", b"\x94\x00", b"\xdd\x00\x00\x00\x04"]) + rng.randbytes(rng.randrange(40)))
+        assert reader.pending_msgid is None or 0 <= reader.pending_msgid < 2**32

@@ -16,12 +16,13 @@ from typing import Final, Protocol
 
 import trio
 
-from idemactor.errors import Code
+from idemactor.errors import Code, RequestError
 from idemactor.gateway.proxy.answers import of_status
 from idemactor.gateway.proxy.client_side import ClientAnswer
 from idemactor.gateway.proxy.headers import Peer
 from idemactor.gateway.proxy.http1 import BARE_END, HEAD_END, BodyReader, Framing, Refused, RequestHead, parse_head
 from idemactor.gateway.proxy.limits import HANGING_UP_MS, READ_BYTES, ProxyLimits
+from idemactor.server.arrivals import Arrival, Arrivals
 from idemactor.server.parting import part
 from idemactor.shard.mailbox import Answer
 
@@ -44,6 +45,13 @@ class ClientLeft(Exception):
     """The client closed its connection in the middle of a request."""
 
 
+class BodySource(Protocol):
+    """Where the body of a request is had from."""
+
+    async def __call__(self, *, known: bool) -> bytes:
+        """Read it; ``known``: its client has shown a token. Raises: Refused; ClientLeft."""
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """One request, for whoever answers it.
@@ -52,7 +60,7 @@ class Conversation:
         head: Its head.
         peer: Who sent it.
         client: Where the answer goes.
-        read_body: Reads the body; raises Refused or ClientLeft.
+        read_body: Reads the body.
         meanwhile: Waits for something; None where the client left first. Calls what it is given where the client sends
             no more but may still read, and leaves ``HANGING_UP_MS`` for an answer then.
     """
@@ -60,7 +68,7 @@ class Conversation:
     head: RequestHead
     peer: Peer
     client: ClientAnswer
-    read_body: Callable[[], Awaitable[bytes]]
+    read_body: BodySource
     meanwhile: Callable[[Work, Callable[[], None]], Awaitable[Answer | None]]
 
 
@@ -78,16 +86,24 @@ class ProxyConnection:
         stream: The client.
         peer: Who that is.
         limits: What it may take.
+        arrivals: The bodies among which those of its requests have to find room.
         answer: Who answers its requests.
         refused: Is told the code of what was refused before it was answered.
     """
 
     def __init__(
-        self, stream: trio.abc.Stream, peer: Peer, limits: ProxyLimits, answer: Answerer, refused: Callable[[str], None]
+        self,
+        stream: trio.abc.Stream,
+        peer: Peer,
+        limits: ProxyLimits,
+        arrivals: Arrivals,
+        answer: Answerer,
+        refused: Callable[[str], None],
     ) -> None:
         self._stream = stream
         self._peer = peer
         self._limits = limits
+        self._arrivals = arrivals
         self._answer = answer
         self._refused = refused
         self._buffer = bytearray()
@@ -152,8 +168,8 @@ class ProxyConnection:
     def _conversation(self, head: RequestHead, client: ClientAnswer, reader: BodyReader) -> Conversation:
         keeps_alive = client.keep_alive
 
-        async def read_body() -> bytes:
-            body = await self._read_body(head, reader)
+        async def read_body(*, known: bool) -> bytes:
+            body = await self._read_body(head, reader, known=known)
             client.keep_alive = keeps_alive and not self._draining
             return body
 
@@ -237,18 +253,28 @@ class ProxyConnection:
             with trio.fail_after(self._limits.handshake_ms / _MS_PER_S):
                 await self._stream.do_handshake()
 
-    async def _read_body(self, head: RequestHead, reader: BodyReader) -> bytes:
+    async def _read_body(self, head: RequestHead, reader: BodyReader, *, known: bool) -> bytes:
         reader.feed(self._buffer)
         if reader.done:
-            return reader.body
-        with self._arriving(self._limits.body_ms, "body"):
+            return reader.taken()
+        with self._arriving(self._limits.body_ms, "body"), self._arrivals.begin() as arrival:
+            self._find_room(arrival, reader, head, known=known)
             if head.expects_continue:
                 await self._stream.send_all(_CONTINUE)
             while not reader.done:
                 if not await self._fill():
                     raise ClientLeft
                 reader.feed(self._buffer)
-        return reader.body
+                self._find_room(arrival, reader, head, known=known)
+        return reader.taken()
+
+    def _find_room(self, arrival: Arrival, reader: BodyReader, head: RequestHead, *, known: bool) -> None:
+        """Raises: Refused, where there is no room for what has come of a body, or is announced."""
+        try:
+            arrival.holds(reader.held_bytes, head.length, known=known)
+        except RequestError as error:
+            reader.taken()
+            raise Refused(_TRY_AGAIN, f"{error.detail[0].upper()}{error.detail[1:]}.") from None
 
     @contextlib.contextmanager
     def _arriving(self, within_ms: int, what: str) -> Iterator[None]:

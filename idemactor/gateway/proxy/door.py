@@ -166,7 +166,9 @@ class ProxyDoor:
 
     async def handle(self, stream: trio.abc.Stream) -> None:
         """Serve one connection to its end."""
-        connection = ProxyConnection(stream, self._peer(stream), self._limits, self._answer, self._refused)
+        connection = ProxyConnection(
+            stream, self._peer(stream), self._limits, self._context.arrivals, self._answer, self._refused
+        )
         self._connections.add(connection)
         if self._draining:
             connection.drain()
@@ -251,7 +253,7 @@ class ProxyDoor:
         # A token of ours is nobody else's business, wherever it was put and whatever the route asks for.
         headers = tuple(pair for pair in headers if not self._context.authenticator.is_ours(pair[1]))
         check_method(head.method, headers, route.methods)
-        body = await conversation.read_body()
+        body = await conversation.read_body(known=route.auth is RouteAuth.BEARER)
         request = RawRequest(head.method, head.target, headers, body)
         peer, client = conversation.peer, conversation.client
         # The sender's signature may be in the very field that is taken out.

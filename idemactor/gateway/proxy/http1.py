@@ -188,9 +188,15 @@ class BodyReader:
             self._refuse_size()
 
     @property
-    def body(self) -> bytes:
-        """What was read so far."""
-        return bytes(self._body)
+    def held_bytes(self) -> int:
+        """How much of it was read and not taken."""
+        return len(self._body)
+
+    def taken(self) -> bytes:
+        """What was read so far; it is kept here no longer."""
+        body = bytes(self._body)
+        self._body.clear()
+        return body
 
     def feed(self, buffer: bytearray) -> None:
         """Take from ``buffer`` what belongs to the body; what is left over belongs to the next request.

@@ -146,7 +146,7 @@ def read(head: RequestHead, data: bytes, max_bytes: int = 100, step: int = 0) ->
     for start in range(0, len(data), step or len(data)):
         buffer += data[start : start + (step or len(data))]
         reader.feed(buffer)
-    return reader.body, bytes(buffer), reader.done
+    return reader.taken(), bytes(buffer), reader.done
 
 
 @pytest.mark.parametrize("step", [0, 1, 2, 3])
