@@ -411,9 +411,9 @@ class Shard:
         ledger.begin(turn.now)
         commands = turn.commands()
         waited_for = ledger.timing_out(limits.TOKEN_MAX if impatient else turn.now) if ledger.waiting else []
-        limit = SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX
         on_the_way = min(len(commands), SWEEPS_ON_THE_WAY_MAX)
-        turn.due = await self._alarms.take_due(turn.now, max(limit, on_the_way), on_the_way)
+        limit = max(on_the_way, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
+        turn.due = await self._alarms.take_due(turn.now, 0 if self._in_a_hurry(turn) else limit, on_the_way)
         if await self._load(ledger, commands, waited_for, turn):
             commands = turn.commands()
         await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))
@@ -626,8 +626,8 @@ class Shard:
         """After a good turn: do what no answer waits for, and leave memory if nobody has needed this shard for long."""
         if len(turn.envelopes) > len(turn.queries) or any(type(q) not in BYSTANDERS for _, q in turn.queries):
             self._used_at = turn.now
-        if self._company.pressed and not turn.put_off and not turn.forgets:
-            # Once only: the journal must not grow for as long as somebody is in a hurry.
+        self._company.glance()
+        if self._in_a_hurry(turn) and not turn.forgets:
             self._put_off = True
             return
         try:
@@ -649,6 +649,13 @@ class Shard:
         self._ledger = None
         self._alarms.fall_asleep(turn.now)
         self._observer.evicted(self.number)
+
+    def _in_a_hurry(self, turn: _Turn) -> bool:
+        """Whether somebody who asks for little waits for what no answer needs to be put off.
+
+        Once only: neither the journal nor what is due must grow for as long as somebody is in a hurry.
+        """
+        return self._company.pressed and not turn.put_off
 
     def _drop(self, turn: _Turn, error: Exception) -> None:
         """Nobody is told that it succeeded, and nothing in memory counts any more."""

@@ -61,13 +61,13 @@ class AlarmClock:
 
         Args:
             now: Milliseconds since the epoch.
-            limit: How many at most.
+            limit: How many at most; 0: the broom is left to others.
             on_the_way: How many at most while another shard has the broom, of those that are in memory.
         """
         due_at = self._due_at(now)
         if due_at is None or due_at > now:
             return []
-        if not self._take_broom():
+        if not limit or not self._take_broom():
             return [] if self._stale else self._heap.due(now, on_the_way)
         if self._stale or self._heap.exhausted:
             try:

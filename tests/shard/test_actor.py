@@ -249,6 +249,19 @@ async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_h
 
 
 @on_mock_time
+async def test_who_is_heard_just_before_it_does_not_wait_for_what_no_answer_waits_for(maintained: list[bool]) -> None:
+    async with running() as rig:
+        await rig.one(reserve("a"), Reserved)
+        heard = iter([False, True])
+        rig.router.company.press(0)
+        rig.router.company.relax(0)
+        rig.router.company.glances.append(lambda: rig.router.company.press(7) if next(heard, False) else None)
+        maintained.clear()
+        await rig.one(reserve("b"), Reserved)
+        assert maintained == []
+
+
+@on_mock_time
 async def test_what_is_heard_just_before_a_turn_is_a_part_of_it() -> None:
     async with running() as rig:
         late = [Call(reserve("late"))]

@@ -9,8 +9,9 @@ import trio
 from idemactor.core.commands import Accept, Get
 from idemactor.core.policy import Policy
 from idemactor.core.replies import Unknown
-from idemactor.shard.actor import Shard
+from idemactor.shard.actor import SWEEPS_MAX, Shard
 from idemactor.shard.broom import Broom
+from idemactor.shard.company import GIVE_WAY_S
 from idemactor.storage.memory import MemoryDisk
 from tests.shard.harness import identity, on_mock_time, reserve, running
 
@@ -97,3 +98,26 @@ async def test_without_it_a_turn_deals_with_as_many_alarms_as_it_has_commands() 
         broom.give_back()
         await trio.sleep(1)
         assert not any(disk.entries for disk in disks)
+
+
+@on_mock_time
+async def test_while_somebody_is_in_a_hurry_every_other_turn_leaves_it_to_others() -> None:
+    broom, disk = Broom(), MemoryDisk()
+    make = functools.partial(Shard, broom=broom)
+    async with running(disk, policy=Policy(lease_ms=1_000, ttl_ms=1_000), make=make) as rig:
+        await rig.all(*(Accept(identity(f"key-{n}")) for n in range(3 * SWEEPS_MAX)))
+        await trio.sleep(0.5)
+        assert broom.take(lambda: None)
+        await trio.sleep(1)
+        shard = rig.router.shards[0]
+        assert isinstance(shard, Shard)
+        rig.router.company.press(7)
+        broom.give_back()
+        left = [len(disk.entries)]
+        seen = shard.turns
+        while left[-1]:
+            await trio.sleep(GIVE_WAY_S / 4)
+            if shard.turns > seen:
+                seen = shard.turns
+                left.append(len(disk.entries))
+        assert left == [3 * SWEEPS_MAX, 3 * SWEEPS_MAX, 2 * SWEEPS_MAX, 2 * SWEEPS_MAX, SWEEPS_MAX, SWEEPS_MAX, 0]
