@@ -296,9 +296,9 @@ class Shard:
                 nursery.start_soon(self._mailbox.run_timer)
                 while not self._closing or len(self._mailbox) or self._waiting():
                     await self._mailbox.wait(trio.current_time() + self._sleep_ms() / _MS_PER_S)
+                    self._company.glance()
                     if self._company.pressed and not self._mailbox.pressing:
                         await self._company.give_way()
-                    self._company.glance()
                     await self._turn()
                     self._company.glance()
                     if not self._mailbox.pressing:

@@ -249,6 +249,18 @@ async def test_what_no_answer_waits_for_is_put_off_once_where_somebody_is_in_a_h
 
 
 @on_mock_time
+async def test_a_turn_gives_way_to_who_is_heard_just_before_it() -> None:
+    async with running() as rig:
+        company = rig.router.company
+        company.press(0)
+        company.relax(0)
+        company.glances.append(lambda: company.press(7))
+        [call] = rig.send(reserve("k"))
+        await call.wait()
+        assert call.answered_at == GIVE_WAY_S
+
+
+@on_mock_time
 async def test_who_is_heard_just_before_it_does_not_wait_for_what_no_answer_waits_for(maintained: list[bool]) -> None:
     async with running() as rig:
         await rig.one(reserve("a"), Reserved)
