@@ -91,7 +91,8 @@ def query_members(pairs: Iterable[tuple[str, str]]) -> dict[str, object]:
     """The filters of a listing, from the decoded pairs of a URL's query to what JSON would have held.
 
     A value that is no number or flag stays text, an empty one too, for the parser to refuse by name: a caller that
-    has nothing to say leaves the filter out, and one whose variable was empty must not be told of everything.
+    has nothing to say leaves the filter out, and one whose variable was empty must not be told of everything. Only a
+    cursor may be empty: so a loop over pages begins.
 
     Raises:
         InvalidRequest: A filter is named twice.
@@ -109,6 +110,8 @@ _QUERY_FIELDS: Final[Mapping[str, Field]] = {entry.name: entry for entry in RECO
 
 def _query_value(name: str, value: str) -> object:
     known = _QUERY_FIELDS.get(name)
+    if name == "cursor" and not value:
+        return None
     if known is None:
         return value
     if known.kind is FLAG:

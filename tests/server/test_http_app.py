@@ -568,8 +568,8 @@ async def test_filters_that_are_refused(query: str, autojump_clock: MockClock) -
 
 async def test_a_blank_filter_is_none_that_could_be(autojump_clock: MockClock) -> None:
     blank = {
-        "/v1/default/records": ("state", "contested", "older_than_ms", "limit", "cursor"),
-        "/v1/default/incidents": ("limit", "cursor"),
+        "/v1/default/records": ("state", "contested", "older_than_ms", "limit"),
+        "/v1/default/incidents": ("limit",),
         "/v1/stuck": ("older_than_ms", "limit"),
     }
     async with serving(autojump_clock) as client:

@@ -642,7 +642,7 @@ def test_clients_that_never_read_or_send_a_byte_a_second(server: Server) -> None
 @pytest.mark.parametrize(
     "query",
     ["state=maybe", "limit=0", "limit=1001", "limit=x", "older_than_ms=-1", "older_than_ms=1.5", "contested=perhaps",
-     "cursor=made-up", "colour=red", "limit=5&limit=6", "state=", "limit", "cursor="],
+     "cursor=made-up", "colour=red", "limit=5&limit=6", "state=", "limit"],
 )  # fmt: skip
 def test_a_filter_that_cannot_be(server: Server, query: str) -> None:
     with server.http_client() as client:
