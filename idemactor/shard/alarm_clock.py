@@ -61,22 +61,24 @@ class AlarmClock:
 
         Args:
             now: Milliseconds since the epoch.
-            limit: How many at most; 0: the broom is left to others.
-            on_the_way: How many at most while another shard has the broom, of those that are in memory.
+            limit: How many at most; 0: the broom is left to others, and only what is in memory is taken.
+            on_the_way: How many at most while another shard has the broom.
         """
         due_at = self._due_at(now)
         if due_at is None or due_at > now:
             return []
-        if not limit or not self._take_broom():
-            return [] if self._stale else self._heap.due(now, on_the_way)
-        if self._stale or self._heap.exhausted:
+        has_broom = limit > 0 and self._take_broom()
+        if not has_broom and (self._stale or not on_the_way):
+            return []
+        # As much as commands bring has to go whoever has the broom, else it piles up in a flood.
+        if limit and (self._stale or self._heap.exhausted):
             try:
                 self._heap.refill(await self._engine.alarms(ALARMS_REFILL), ALARMS_REFILL)
             except StorageError as error:
                 self.put_off(now, error)
                 return []
             self._stale = False
-        return self._heap.due(now, limit)
+        return self._heap.due(now, limit if has_broom else on_the_way)
 
     def step_over(self) -> None:
         """The turn is over, whatever became of it: another shard may do its alarm work."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 
+import pytest
 import trio
 
 from idemactor.core.commands import Accept, Get
 from idemactor.core.policy import Policy
 from idemactor.core.replies import Unknown
+from idemactor.shard import alarm_clock
 from idemactor.shard.actor import SWEEPS_MAX, Shard
 from idemactor.shard.broom import Broom
 from idemactor.shard.company import GIVE_WAY_S
@@ -98,6 +100,22 @@ async def test_without_it_a_turn_deals_with_as_many_alarms_as_it_has_commands() 
         broom.give_back()
         await trio.sleep(1)
         assert not any(disk.entries for disk in disks)
+
+
+@on_mock_time
+async def test_what_is_not_in_memory_is_read_for_them_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(alarm_clock, "ALARMS_REFILL", 10)
+    broom, disk, policy = Broom(), MemoryDisk(), Policy(lease_ms=1_000, ttl_ms=1_000)
+    make = functools.partial(Shard, broom=broom)
+    async with running(disk, policy=policy, make=make) as rig:
+        await rig.all(*(Accept(identity(f"key-{n}")) for n in range(100)))
+    async with running(disk, policy=policy, make=make) as rig:
+        await trio.sleep(0.5)
+        assert broom.take(lambda: None)
+        await trio.sleep(1)
+        for number in range(10):
+            await rig.all(*(Get(identity(f"none-{number}-{n}")) for n in range(5)))
+        assert len(disk.entries) == 50
 
 
 @on_mock_time
