@@ -175,7 +175,7 @@ async def test_the_guarded_door_gives_the_same_answers_in_steps(
     async with serving(autojump_clock) as client:
         backlog = client.rig.context.backlog
         await late(client)
-        asked: tuple[tuple[str, str, dict[str, Any] | None], ...] = (
+        asked: tuple[tuple[str, str, dict[str, object] | None], ...] = (
             ("POST", "/v1/default/get", {"key": "k1"}),
             ("POST", "/v1/default/reserve", {"key": "k1"}),
             ("POST", "/v1/batch", batch()),
