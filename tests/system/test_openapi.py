@@ -16,6 +16,7 @@ from typing import Final
 
 import pytest
 
+from idemactor.core.limits import WAIT_MS_MAX
 from tests.system.process import Server, assert_calm, environment
 from tests.system.test_start import token_toml
 
@@ -48,9 +49,10 @@ def test_no_answer_is_undocumented(home: Path, seed: int, role: str) -> None:
         command = [sys.executable, "-m", "schemathesis.cli", "--config-file", str(settings), "run"]
         command += [f"http://{server.http}/openapi.json", "--checks", CHECKS, "--seed", str(seed), "--no-color"]
         command += ["--max-examples", str(EXAMPLES)] if EXAMPLES else ["--max-examples", "3", "--phases", "fuzzing"]
-        command += ["-H", "Authorization: Bearer let-me-in"]
+        # A poll of what is empty, or a wait for a key, is answered only after as long as was asked for.
+        command += ["-H", "Authorization: Bearer let-me-in", "--request-timeout", str(WAIT_MS_MAX // 1_000 + 5)]
         ran = subprocess.run(
-            command, capture_output=True, text=True, env=environment(), cwd=home, timeout=600, check=False
+            command, capture_output=True, text=True, env=environment(), cwd=home, timeout=1_800, check=False
         )
         assert ran.returncode == 0, ran.stdout + ran.stderr
         assert " generated, " in ran.stdout, ran.stdout
