@@ -47,7 +47,7 @@ def encode(value: object) -> bytes:
 
 def told(members: Mapping[str, object], status: int = 200, media_type: str = JSON_TYPE) -> Told:
     """``members`` as JSON."""
-    return Told(status, media_type, _text(members).encode())
+    return Told(status, media_type, encode(members))
 
 
 def answered(answer: Answer, command: Command | Query, *, is_operator: bool) -> Told:

@@ -36,8 +36,8 @@ say than it is heard for: the less of each is heard, the sooner it is the turn o
 OVERLOADED_S: Final = 1.0
 
 WORKER_READ_BYTES: Final = 65_536
-"""The same of another worker, however many are served: all of them wait for what comes from there. It takes 2 ms at
-the most, and one answer to an operator has as much."""
+"""The same of another worker, however many are served: all of them wait for what comes from there. One answer
+to an operator has as much."""
 
 LOOK_EVENTS: Final = 1_024
 """How many connections of a tenant that are ready are told of at a time; those that are not among them come first
@@ -52,6 +52,7 @@ while several tenants are served, the third, while one of them asks for little b
 YOUNG_COMMANDS_MAX: Final = 192
 """After how many commands Python looks for cycles among what is new. It would by itself only once there are more
 objects than before: where as many go as come, as in an overload, more and more wait for that, and it takes 20 ms."""
+
 GLANCE_AFTER_S: Final = 0.005
 """For how long nothing was read of a tenant that is read between two looks: it asks for little."""
 

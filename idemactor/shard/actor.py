@@ -413,7 +413,9 @@ class Shard:
         waited_for = ledger.timing_out(limits.TOKEN_MAX if impatient else turn.now) if ledger.waiting else []
         on_the_way = min(len(commands), SWEEPS_ON_THE_WAY_MAX)
         limit = max(on_the_way, SWEEPS_BUSY_MAX if turn.envelopes else SWEEPS_MAX)
-        turn.due = await self._alarms.take_due(turn.now, 0 if self._in_a_hurry(turn) else limit, on_the_way)
+        if self._in_a_hurry(turn):
+            limit, self._put_off = 0, True
+        turn.due = await self._alarms.take_due(turn.now, limit, on_the_way)
         if await self._load(ledger, commands, waited_for, turn):
             commands = turn.commands()
         await taking.look_up_fetched(self._engine, ledger, (command for _, command in commands))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Callable
 
 import pytest
 import trio
@@ -139,3 +141,24 @@ async def test_while_somebody_is_in_a_hurry_every_other_turn_leaves_it_to_others
                 seen = shard.turns
                 left.append(len(disk.entries))
         assert left == [3 * SWEEPS_MAX, 3 * SWEEPS_MAX, 2 * SWEEPS_MAX, 2 * SWEEPS_MAX, SWEEPS_MAX, SWEEPS_MAX, 0]
+
+
+@on_mock_time
+async def test_nobody_who_is_in_a_hurry_only_while_turns_decide_holds_it_up_for_ever() -> None:
+    disk = MemoryDisk()
+    async with running(disk, policy=Policy(lease_ms=1_000, ttl_ms=1_000)) as rig:
+        await rig.all(*(Accept(identity(f"key-{n}")) for n in range(100)))
+        await trio.sleep(0.5)
+        company = rig.router.company
+        # Before each turn, in its end, and after it.
+        steps: list[Callable[[], object]] = [lambda: company.press(7), lambda: company.relax(7), lambda: None]
+        glances = itertools.cycle(steps)
+        company.press(7)
+        company.relax(7)
+
+        def glance() -> None:
+            next(glances)()
+
+        company.glances.append(glance)
+        await trio.sleep(1)
+        assert not disk.entries
